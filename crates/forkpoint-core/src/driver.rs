@@ -1,0 +1,330 @@
+//! What the engine asks of anything that can run a sandbox.
+//!
+//! The order of calls is fixed by the types: only a [`Sandbox`] can be paused, only a
+//! [`PausedSandbox`] can be sealed. What must also work after a crash takes an id and nothing else.
+
+use std::{collections::BTreeMap, ffi::OsString, fmt, io, path::PathBuf, sync::Arc};
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    error::BoxError,
+    id::{SandboxId, SnapshotId},
+    part::{ByteStream, Part, PartFormat},
+    path::SandboxPath,
+    spec::SandboxSpec,
+};
+
+mod process;
+
+pub use process::{ByteSink, Command, ExitStatus, Process, ProcessControl, TtySize};
+
+#[async_trait]
+pub trait Driver: fmt::Debug + Send + Sync {
+    /// Written to the catalog with every sandbox, and used to find the driver again. Never changes
+    /// once released.
+    fn name(&self) -> &'static str;
+
+    /// Read before an operation starts, so that none fails half-way for want of one.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Creates a sandbox that is ready for [`Sandbox::exec`]. The same `id` twice is an error.
+    async fn create(&self, id: SandboxId, spec: &SandboxSpec) -> DriverResult<Arc<dyn Sandbox>>;
+
+    /// Creates a sandbox whose state is what `from` holds, with an identity of its own.
+    async fn restore(
+        &self,
+        id: SandboxId,
+        spec: &SandboxSpec,
+        from: &Artifact,
+    ) -> DriverResult<Arc<dyn Sandbox>>;
+
+    /// Makes the sandbox stand where `to` was taken, under the same id. Works too when the platform
+    /// lost the sandbox. Repeating it is a success; after a failure the sandbox stands where it
+    /// stood, or [`Driver::status`] tells that it does not.
+    async fn rollback(
+        &self,
+        id: SandboxId,
+        spec: &SandboxSpec,
+        to: &Artifact,
+    ) -> DriverResult<Arc<dyn Sandbox>>;
+
+    /// Looks up a sandbox that somebody else made, and changes nothing. The id follows from the
+    /// platform's own identity of it: adopting twice gives the same.
+    async fn adopt(&self, native_name: &str) -> DriverResult<Adopted>;
+
+    /// Finds a sandbox that this driver made or adopted, perhaps in another process.
+    async fn attach(&self, id: SandboxId) -> DriverResult<Arc<dyn Sandbox>>;
+
+    /// What the platform says of a sandbox; `None` when it knows none of that id.
+    async fn status(&self, id: SandboxId) -> DriverResult<Option<SandboxStatus>>;
+
+    /// Every sandbox that we made and the platform still has, whether or not the catalog knows it.
+    async fn list(&self) -> DriverResult<Vec<SandboxId>>;
+
+    /// What a snapshot of this sandbox would refuse or leave out.
+    async fn validate(&self, id: SandboxId, kind: SnapshotKind) -> DriverResult<Vec<Finding>>;
+
+    /// Removes a sandbox that we made, with everything it holds. Succeeds if there is none;
+    /// refuses one that we did not make.
+    async fn destroy(&self, id: SandboxId) -> DriverResult<()>;
+
+    /// Undoes a pause that nobody will resume. Succeeds if the sandbox runs or is gone.
+    async fn settle(&self, id: SandboxId) -> DriverResult<()>;
+
+    /// Frees what was sealed or imported under an id that will never be committed. The sandbox
+    /// stands where it stood before. Succeeds if there is nothing.
+    async fn unseal(&self, snapshot: SnapshotId) -> DriverResult<()>;
+
+    /// Frees a piece that no artifact and no sandbox needs any more. Succeeds if it is gone;
+    /// refuses what does not carry our mark.
+    async fn discard(&self, piece: &PieceName) -> DriverResult<()>;
+
+    async fn export(&self, artifact: &Artifact) -> DriverResult<Vec<Part>>;
+
+    /// Makes an artifact for `snapshot`. A part in a format outside [`Capabilities::imports`] is an
+    /// error before anything is made.
+    async fn import(&self, snapshot: SnapshotId, parts: Vec<Part>) -> DriverResult<Artifact>;
+}
+
+#[async_trait]
+pub trait Sandbox: fmt::Debug + Send + Sync {
+    fn id(&self) -> SandboxId;
+
+    async fn exec(&self, command: &Command) -> DriverResult<Process>;
+
+    async fn read(&self, path: &SandboxPath) -> DriverResult<ByteStream>;
+
+    async fn write(
+        &self,
+        path: &SandboxPath,
+        bytes: ByteStream,
+        mode: WriteMode,
+    ) -> DriverResult<()>;
+
+    /// What is below a directory, in order of path; `depth` 1 is the directory's own entries.
+    async fn entries(&self, path: &SandboxPath, depth: u32) -> DriverResult<Vec<Entry>>;
+
+    /// Nothing in the sandbox runs when this returns.
+    async fn pause(&self) -> DriverResult<Box<dyn PausedSandbox>>;
+}
+
+/// A sandbox in which nothing runs.
+///
+/// Dropping it does not resume: the sandbox stands still until [`Driver::settle`].
+#[async_trait]
+pub trait PausedSandbox: fmt::Debug + Send {
+    /// Fixes the state as of now under an id that the caller chose. Should take milliseconds: the
+    /// sandbox stands still meanwhile.
+    async fn seal(&mut self, snapshot: SnapshotId, kind: SnapshotKind) -> DriverResult<Artifact>;
+
+    /// The sandbox runs again, whether or not sealing succeeded.
+    async fn resume(self: Box<Self>) -> DriverResult<()>;
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    pub kinds: Vec<SnapshotKind>,
+    pub rollback: bool,
+    pub adopt: bool,
+    /// Formats of the parts that `export` makes.
+    pub exports: Vec<PartFormat>,
+    /// Formats of the parts that `import` takes.
+    pub imports: Vec<PartFormat>,
+}
+
+/// How much of a sandbox a snapshot holds.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum SnapshotKind {
+    #[default]
+    Files,
+    /// Files, processes and memory.
+    Full,
+}
+
+impl SnapshotKind {
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Files => "files",
+            Self::Full => "full",
+        }
+    }
+}
+
+impl fmt::Display for SnapshotKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// What a driver keeps for a snapshot. Only the driver that made it looks into `data`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Artifact {
+    /// The id under which it was sealed or imported.
+    pub snapshot: SnapshotId,
+    pub kind: SnapshotKind,
+    /// Of `data`. A driver reads every version that it ever released and refuses later ones.
+    pub version: u32,
+    pub data: serde_json::Value,
+    /// What it occupies on the platform. The catalog counts who needs each piece; the engine
+    /// discards a piece when nobody does.
+    pub pieces: Vec<Piece>,
+    pub own_bytes: u64,
+    pub total_bytes: u64,
+    pub file_count: u64,
+    /// Survives a power cut.
+    pub durable: bool,
+}
+
+/// The unit in which a platform's space is freed: a layer, an image, a memory dump.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    pub name: PieceName,
+    /// A piece of an earlier artifact that this one cannot do without.
+    pub over: Option<PieceName>,
+}
+
+/// Chosen by the driver, and never used for another piece.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PieceName(pub String);
+
+impl fmt::Display for PieceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.0)
+    }
+}
+
+/// A sandbox that was there before us.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Adopted {
+    pub id: SandboxId,
+    /// The platform's own name, in full.
+    pub native_name: String,
+    pub spec: SandboxSpec,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct SandboxStatus {
+    pub state: SandboxState,
+    /// The snapshot that it was last sealed as, restored from or rolled back to.
+    pub base: Option<SnapshotId>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SandboxState {
+    Running,
+    Paused,
+    Stopped,
+}
+
+/// What somebody should know before taking a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    pub severity: Severity,
+    pub message: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Severity {
+    Note,
+    /// The snapshot works, without this.
+    LeftOut,
+    /// No snapshot as things are.
+    Blocks,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WriteMode {
+    /// Fails if the file exists.
+    Create,
+    Replace,
+    Append,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    pub path: SandboxPath,
+    pub kind: EntryKind,
+    pub len_bytes: u64,
+    pub mode: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EntryKind {
+    File,
+    Directory,
+    Symlink { target: PathBuf },
+    Other,
+}
+
+pub type DriverResult<T> = Result<T, DriverError>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    #[error("driver `{driver}` knows no sandbox `{id}`")]
+    SandboxMissing { driver: &'static str, id: SandboxId },
+
+    #[error("driver `{driver}` finds no `{name}`")]
+    NativeMissing { driver: &'static str, name: String },
+
+    #[error("driver `{driver}` already has a sandbox `{id}`")]
+    SandboxExists { driver: &'static str, id: SandboxId },
+
+    #[error("there is no `{path}` in sandbox `{id}`")]
+    PathMissing { id: SandboxId, path: SandboxPath },
+
+    #[error("driver `{driver}` cannot take this: {reason}")]
+    Invalid { driver: &'static str, reason: String },
+
+    #[error("`{what}` was not made by us, and stays")]
+    Foreign { what: String },
+
+    #[error("driver `{driver}` cannot {operation}")]
+    Unsupported { driver: &'static str, operation: &'static str },
+
+    #[error("driver `{driver}` is unreachable")]
+    Unreachable {
+        driver: &'static str,
+        #[source]
+        source: BoxError,
+    },
+
+    #[error("driver `{driver}` failed to {operation}")]
+    Failed {
+        driver: &'static str,
+        operation: &'static str,
+        #[source]
+        source: BoxError,
+    },
+
+    #[error("failed to {operation} `{path}`")]
+    Io {
+        operation: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+
+    #[error("the artifact of snapshot `{snapshot}` is damaged: {reason}")]
+    Damaged { snapshot: SnapshotId, reason: String },
+}
+
+impl DriverError {
+    pub(crate) fn into_source(self) -> Option<BoxError> {
+        match self {
+            Self::Unreachable { source, .. } | Self::Failed { source, .. } => Some(source),
+            Self::Io { source, .. } => Some(source.into()),
+            _ => None,
+        }
+    }
+}
+
+/// The environment of a command: names and values as the kernel takes them.
+pub type CommandEnv = BTreeMap<OsString, OsString>;

@@ -1,0 +1,286 @@
+//! The operations of the product.
+//!
+//! Every operation has the same shape: decide, begin, work, commit. What can be refused is refused
+//! before `begin`. Until the commit everything can be undone from what `begin` wrote down; what is
+//! left to clean up after it is part of the commit, as chores.
+//!
+//! ```text
+//!   request ─► resolve, check ─► catalog.begin ─► driver … ─► catalog.commit ─► chores
+//!                 refuse here        claim           │              │ reply lost?
+//!                                                    ▼              ▼
+//!                                       conclude: reclaim, then close (undo or finish)
+//! ```
+
+use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
+
+use futures::{FutureExt as _, channel::oneshot};
+use jiff::SignedDuration;
+
+use crate::{
+    Environment,
+    catalog::{Catalog, CatalogError, Change, Chore, ChoreTask, Claim, Operation, OperationKind, Reclaimed},
+    driver::Driver,
+    error::{Error, ErrorKind, Result},
+    id::{OperationId, SandboxId, SnapshotId},
+    naming::NamingPattern,
+    retention::RetentionPolicy,
+    trigger::EnabledTriggers,
+};
+
+mod create;
+mod delete;
+mod destroy;
+mod fork;
+mod prune;
+mod read;
+mod recover;
+mod resolve;
+mod rollback;
+mod running;
+mod snapshot;
+
+pub use create::{AdoptRequest, CreateRequest};
+pub use delete::SnapshotEdit;
+pub use fork::{Child, ForkRequest, ForkSource, Forked, RestoreRequest};
+pub use prune::PruneReport;
+pub use read::{SandboxView, SnapshotView, Stats, Validation};
+pub use recover::RecoveryReport;
+pub use rollback::RollbackRequest;
+pub use snapshot::{SnapshotOutcome, SnapshotRequest, TakenSnapshot};
+
+use recover::Closed;
+use running::{Running, RunningGuard};
+
+/// Abandoned operations that one `begin` clears out of its way before it gives up.
+const MAX_BLOCKERS: usize = 16;
+
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// Cheap to clone: all clones are one engine.
+#[derive(Clone, Debug)]
+pub struct Engine {
+    inner: Arc<Inner>,
+}
+
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Whose sandboxes a name without a driver in front means.
+    pub default_driver: String,
+    pub triggers: EnabledTriggers,
+    pub naming: NamingPattern,
+    /// Enforced after each snapshot.
+    pub retention: RetentionPolicy,
+    pub max_agent_state_bytes: usize,
+    pub max_forks: usize,
+    /// Copies that are restored at the same time.
+    pub parallel_forks: usize,
+}
+
+impl EngineConfig {
+    pub fn new(default_driver: impl Into<String>) -> Self {
+        Self {
+            default_driver: default_driver.into(),
+            triggers: EnabledTriggers::default(),
+            naming: NamingPattern::default(),
+            retention: RetentionPolicy::default(),
+            max_agent_state_bytes: 1 << 20,
+            max_forks: 1000,
+            parallel_forks: 4,
+        }
+    }
+}
+
+/// What to do when another operation holds what this one needs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Wait {
+    /// Fail at once with a conflict that names it.
+    #[default]
+    No,
+    UpTo(Duration),
+}
+
+#[derive(Debug)]
+struct Inner {
+    drivers: BTreeMap<&'static str, Arc<dyn Driver>>,
+    catalog: Arc<dyn Catalog>,
+    environment: Arc<dyn Environment>,
+    config: EngineConfig,
+    running: Running,
+}
+
+/// An operation that has begun and is not closed.
+#[derive(Debug)]
+struct Active {
+    operation: Operation,
+    claim: Claim,
+    /// Keeps `recover` of this process away.
+    _running: RunningGuard,
+}
+
+impl Engine {
+    pub fn new(
+        drivers: impl IntoIterator<Item = Arc<dyn Driver>>,
+        catalog: Arc<dyn Catalog>,
+        environment: Arc<dyn Environment>,
+        config: EngineConfig,
+    ) -> Result<Self> {
+        let drivers = drivers.into_iter().map(|driver| (driver.name(), driver)).collect();
+        config.retention.check()?;
+        let running = Running::default();
+        Ok(Self { inner: Arc::new(Inner { drivers, catalog, environment, config, running }) })
+    }
+
+    /// Runs one operation to its end even if the caller goes away. While something else holds what
+    /// it needs, the waiting between tries is the caller's, and ends with it.
+    async fn operate<T, W>(&self, wait: Wait, work: impl Fn(Arc<Inner>) -> W) -> Result<T>
+    where
+        T: Send + 'static,
+        W: Future<Output = Result<T>> + Send + 'static,
+    {
+        let environment = &self.inner.environment;
+        let deadline = match wait {
+            Wait::No => environment.now(),
+            Wait::UpTo(time) => {
+                let time = SignedDuration::try_from(time).unwrap_or(SignedDuration::MAX);
+                environment.now().checked_add(time).unwrap_or(jiff::Timestamp::MAX)
+            }
+        };
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let result = self.detached(work(Arc::clone(&self.inner))).await;
+            let busy = matches!(&result, Err(err) if err.busy_with().is_some());
+            if !busy || environment.now() >= deadline {
+                return result;
+            }
+            environment.sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    async fn detached<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Result<T> {
+        let (answer, answered) = oneshot::channel();
+        let task = async move {
+            // Nobody listens any more when the caller has gone: the work is done all the same.
+            let _ = answer.send(work.await);
+        };
+        self.inner.environment.spawn(task.boxed());
+        answered.await.unwrap_or_else(|_| {
+            Err(Error::new(ErrorKind::Internal, "the operation stopped without an answer"))
+        })
+    }
+}
+
+impl Inner {
+    fn driver(&self, name: &str) -> Result<&Arc<dyn Driver>> {
+        self.drivers.get(name).ok_or_else(|| {
+            let known: Vec<_> = self.drivers.keys().map(|name| format!("`{name}`")).collect();
+            let message = format!("there is no driver `{name}` here, only {}", known.join(", "));
+            Error::new(ErrorKind::Unsupported, message)
+        })
+    }
+
+    fn new_sandbox_id(&self) -> SandboxId {
+        SandboxId::new(self.environment.now(), self.environment.random())
+    }
+
+    fn new_snapshot_id(&self) -> SnapshotId {
+        SnapshotId::new(self.environment.now(), self.environment.random())
+    }
+
+    /// Writes down what is about to be done. What a dead process left in the way is closed first.
+    async fn begin(&self, driver: &str, kind: OperationKind) -> Result<Active, CatalogError> {
+        let started = self.environment.now();
+        let id = OperationId::new(started, self.environment.random());
+        let operation = Operation { id, driver: driver.to_owned(), kind, started };
+        let running = self.running.enter(id);
+        let mut blockers = 0;
+        loop {
+            let err = match self.catalog.begin(&operation).await {
+                Ok(claim) => return Ok(Active { operation, claim, _running: running }),
+                Err(err) => err,
+            };
+            let cleared = match &err {
+                CatalogError::Busy { by, .. } if blockers < MAX_BLOCKERS => self.clear(by).await,
+                _ => false,
+            };
+            if !cleared {
+                // Without a clear no, it may have begun all the same.
+                if !err.is_refusal() {
+                    self.void(Claim::first(id)).await;
+                }
+                return Err(err);
+            }
+            blockers += 1;
+        }
+    }
+
+    /// Aborts an operation of ours that may have begun, but whose work never did.
+    async fn void(&self, claim: Claim) {
+        if let Ok(Reclaimed::Ours(claim)) = self.catalog.reclaim(&claim).await {
+            // Left to `recover` if this fails as well: the claim is ours, and nobody runs it.
+            let _ = self.catalog.abort(&claim).await;
+        }
+    }
+
+    /// Makes the result of an operation's work visible, or closes it after a failure. `None` when
+    /// the work failed and closing finished it all the same.
+    ///
+    /// When the work or the commit failed, the outcome is asked for and not assumed: the reply may
+    /// be all that was lost. If closing fails too, the operation stays open, and `recover` tries
+    /// again.
+    async fn conclude<T>(&self, active: Active, work: Result<(Change, T)>) -> Result<Option<T>> {
+        let (err, result) = match work {
+            Ok((change, result)) => match self.catalog.commit(&active.claim, &change).await {
+                Ok(chores) => {
+                    self.do_chores(chores).await;
+                    return Ok(Some(result));
+                }
+                Err(err) => (Error::from(err), Some(result)),
+            },
+            Err(err) => (err, None),
+        };
+        let closed = match self.catalog.reclaim(&active.claim).await {
+            Ok(Reclaimed::Committed) => Ok(Closed::Finished),
+            Ok(Reclaimed::Ours(claim)) => self.close(&active.operation, &claim).await,
+            Ok(Reclaimed::Lost) => Ok(Closed::Undone),
+            Err(unknown) => Err(unknown.into()),
+        };
+        match closed {
+            Ok(Closed::Finished) => Ok(result),
+            Ok(Closed::Undone) => Err(err),
+            Err(unknown) => {
+                let id = active.operation.id;
+                tracing::warn!(operation = %id, error = %unknown.chain(), "left to recovery");
+                Err(err)
+            }
+        }
+    }
+
+    /// Does what a commit left to be cleaned up; answers how many it did. A failure leaves the
+    /// chore for `recover`.
+    async fn do_chores(&self, chores: Vec<Chore>) -> usize {
+        let mut done = 0;
+        for chore in chores {
+            match self.do_chore(&chore).await {
+                Ok(()) => done += 1,
+                Err(err) => {
+                    tracing::warn!(chore = ?chore.task, error = %err.chain(), "left to recovery");
+                }
+            }
+        }
+        done
+    }
+
+    async fn do_chore(&self, chore: &Chore) -> Result<()> {
+        let driver = self.driver(&chore.driver)?;
+        match &chore.task {
+            ChoreTask::Destroy(sandbox) => driver.destroy(*sandbox).await?,
+            ChoreTask::Discard(piece) => driver.discard(piece).await?,
+        }
+        Ok(self.catalog.chore_done(chore.id).await?)
+    }
+}

@@ -1,0 +1,142 @@
+//! New sandboxes from a template, and sandboxes that were there before us.
+
+use super::{Engine, Inner, Wait};
+use crate::{
+    catalog::{CatalogError, Change, NewSandbox, OperationKind, SandboxRecord},
+    driver::DriverError,
+    error::{Context as _, Error, ErrorKind, Result},
+    label::Labels,
+    naming::Name,
+    spec::SandboxSpec,
+};
+
+#[derive(Clone, Debug)]
+pub struct CreateRequest {
+    /// The default driver if there is none.
+    pub driver: Option<String>,
+    pub spec: SandboxSpec,
+    pub name: Option<Name>,
+    pub labels: Labels,
+    pub wait: Wait,
+}
+
+impl CreateRequest {
+    #[must_use]
+    pub fn new(spec: SandboxSpec) -> Self {
+        Self { driver: None, spec, name: None, labels: Labels::default(), wait: Wait::No }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct AdoptRequest {
+    pub driver: String,
+    /// The platform's name or id of it.
+    pub native_name: String,
+    pub labels: Labels,
+    pub wait: Wait,
+}
+
+impl Engine {
+    pub async fn create(&self, request: CreateRequest) -> Result<SandboxRecord> {
+        let wait = request.wait;
+        self.operate(wait, move |inner| {
+            let request = request.clone();
+            async move { inner.create(request).await }
+        })
+        .await
+    }
+
+    /// Makes a sandbox of something that we did not start. It is never destroyed by us. Adopting
+    /// what is adopted gives the record that is there.
+    pub async fn adopt(&self, request: AdoptRequest) -> Result<SandboxRecord> {
+        let wait = request.wait;
+        self.operate(wait, move |inner| {
+            let request = request.clone();
+            async move { inner.adopt(request).await }
+        })
+        .await
+    }
+}
+
+impl Inner {
+    async fn create(&self, request: CreateRequest) -> Result<SandboxRecord> {
+        let CreateRequest { driver, spec, name, labels, .. } = request;
+        let driver = self.driver(driver.as_deref().unwrap_or(&self.config.default_driver))?;
+        spec.check()?;
+        let id = self.new_sandbox_id();
+        let shown = name.as_ref().map_or_else(|| id.to_string(), ToString::to_string);
+        let doing = || format!("failed to create sandbox `{shown}`");
+
+        let sandbox = NewSandbox { id, name: name.clone() };
+        let active =
+            self.begin(driver.name(), OperationKind::Create { sandbox }).await.context(doing)?;
+        let at = self.environment.now();
+        let record = SandboxRecord {
+            id,
+            name,
+            driver: driver.name().to_owned(),
+            spec,
+            labels,
+            adopted: None,
+            head: None,
+            created: at,
+        };
+        let work = driver.create(id, &record.spec).await.map(|_| (added(&record), ()));
+        self.conclude(active, work.map_err(Error::from)).await.context(doing)?;
+        Ok(record)
+    }
+
+    async fn adopt(&self, request: AdoptRequest) -> Result<SandboxRecord> {
+        let AdoptRequest { driver, native_name, labels, .. } = request;
+        let driver = self.driver(&driver)?;
+        let doing = || format!("failed to adopt `{native_name}`");
+        if !driver.capabilities().adopt {
+            let driver = driver.name();
+            return Err(DriverError::Unsupported { driver, operation: "adopt a sandbox" }.into());
+        }
+        let adopted = driver.adopt(&native_name).await.context(doing)?;
+        if let Ok(known) = self.catalog.sandbox(adopted.id).await {
+            return check_adopted(known);
+        }
+
+        // The platform's name, where it can be one of ours and is free.
+        let name: Option<Name> = adopted.native_name.parse().ok();
+        let sandbox = NewSandbox { id: adopted.id, name: name.clone() };
+        let kind = OperationKind::Adopt { sandbox };
+        let active = match self.begin(driver.name(), kind).await {
+            Err(CatalogError::AlreadyKnown { .. }) => {
+                return check_adopted(self.catalog.sandbox(adopted.id).await?);
+            }
+            begun => begun.context(doing)?,
+        };
+        let record = SandboxRecord {
+            id: adopted.id,
+            name,
+            driver: driver.name().to_owned(),
+            spec: adopted.spec,
+            labels,
+            adopted: Some(adopted.native_name),
+            head: None,
+            created: self.environment.now(),
+        };
+        self.conclude(active, Ok((added(&record), ()))).await.context(doing)?;
+        Ok(record)
+    }
+}
+
+fn check_adopted(known: SandboxRecord) -> Result<SandboxRecord> {
+    if known.adopted.is_some() {
+        return Ok(known);
+    }
+    let message = format!("`{}` is a sandbox of ours: there is nothing to adopt", known.id);
+    Err(Error::new(ErrorKind::Conflict, message))
+}
+
+fn added(record: &SandboxRecord) -> Change {
+    Change::SandboxesAdded {
+        sandboxes: vec![record.clone()],
+        from: None,
+        leftovers: Vec::new(),
+        at: record.created,
+    }
+}

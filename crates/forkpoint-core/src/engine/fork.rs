@@ -1,0 +1,244 @@
+//! New sandboxes from a snapshot: one (restore) or many (fork).
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use futures::{StreamExt as _, stream};
+
+use super::{Engine, Inner, SnapshotOutcome, SnapshotRequest, Wait};
+use crate::{
+    catalog::{Change, NewSandbox, OperationKind, SandboxRecord, SnapshotRecord},
+    driver::{Driver, SnapshotKind},
+    error::{Context as _, Error, ErrorKind, Result},
+    id::{SandboxId, SnapshotId},
+    label::Labels,
+    naming::Name,
+};
+
+#[derive(Clone, Debug)]
+pub struct RestoreRequest {
+    pub snapshot: String,
+    pub name: Option<Name>,
+    pub labels: Labels,
+    /// Added to the environment that the snapshot's sandbox had.
+    pub env: BTreeMap<String, String>,
+    pub wait: Wait,
+}
+
+impl RestoreRequest {
+    pub fn new(snapshot: impl Into<String>) -> Self {
+        Self {
+            snapshot: snapshot.into(),
+            name: None,
+            labels: Labels::default(),
+            env: BTreeMap::new(),
+            wait: Wait::No,
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct ForkRequest {
+    pub source: ForkSource,
+    pub count: usize,
+    /// The copies are called `NAME-1`, `NAME-2`, …
+    pub name: Option<Name>,
+    pub labels: Labels,
+    pub env: BTreeMap<String, String>,
+    pub wait: Wait,
+}
+
+#[derive(Clone, Debug)]
+pub enum ForkSource {
+    /// Its state as of now: a snapshot of this kind is taken first.
+    Sandbox(String, SnapshotKind),
+    Snapshot(String),
+}
+
+impl ForkRequest {
+    #[must_use]
+    pub fn new(source: ForkSource, count: usize) -> Self {
+        Self {
+            source,
+            count,
+            name: None,
+            labels: Labels::default(),
+            env: BTreeMap::new(),
+            wait: Wait::No,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Forked {
+    /// What they all come from. It stays, also when copies failed.
+    pub snapshot: SnapshotId,
+    /// In the order of their numbers, each with its own fate.
+    pub children: Vec<Child>,
+}
+
+#[derive(Debug)]
+pub struct Child {
+    pub id: SandboxId,
+    pub name: Option<Name>,
+    pub result: Result<SandboxRecord>,
+}
+
+impl Engine {
+    /// A new sandbox from a snapshot. The source stays as it is.
+    pub async fn restore(&self, request: RestoreRequest) -> Result<SandboxRecord> {
+        let RestoreRequest { snapshot, name, labels, env, wait } = request;
+        let children = Children { count: 1, name, numbered: false, labels, env };
+        let forked = self.fork_snapshot(snapshot, children, wait).await?;
+        match forked.children.into_iter().next() {
+            Some(child) => child.result,
+            None => Err(Error::new(ErrorKind::Internal, "a restore gave no sandbox")),
+        }
+    }
+
+    /// Copies of one state. A copy that fails is undone alone and reported alone; the call fails
+    /// only when nothing could be tried, or when the results could not be recorded.
+    pub async fn fork(&self, request: ForkRequest) -> Result<Forked> {
+        let ForkRequest { source, count, name, labels, env, wait } = request;
+        let max = self.inner.config.max_forks;
+        if count == 0 || count > max {
+            return Err(Error::invalid(format!("cannot fork {count} times: 1 to {max} is possible")));
+        }
+        let children = Children { count, name, numbered: true, labels, env };
+        children.names()?;
+        let snapshot = match source {
+            ForkSource::Snapshot(reference) => reference,
+            ForkSource::Sandbox(reference, kind) => {
+                self.snapshot_to_fork(reference, kind, wait).await?.to_string()
+            }
+        };
+        self.fork_snapshot(snapshot, children, wait).await
+    }
+
+    async fn snapshot_to_fork(
+        &self,
+        sandbox: String,
+        kind: SnapshotKind,
+        wait: Wait,
+    ) -> Result<SnapshotId> {
+        let description = Some("the state that was forked".to_owned());
+        let request = SnapshotRequest { kind, description, wait, ..SnapshotRequest::new(sandbox) };
+        match self.snapshot(request).await? {
+            SnapshotOutcome::Taken(taken) => Ok(taken.snapshot.id),
+            SnapshotOutcome::Skipped { trigger } => {
+                Err(Error::new(ErrorKind::Internal, format!("trigger `{trigger}` is off")))
+            }
+        }
+    }
+
+    async fn fork_snapshot(
+        &self,
+        snapshot: String,
+        children: Children,
+        wait: Wait,
+    ) -> Result<Forked> {
+        self.operate(wait, move |inner| {
+            let (snapshot, children) = (snapshot.clone(), children.clone());
+            async move { inner.fork(&snapshot, &children).await }
+        })
+        .await
+    }
+}
+
+/// What the copies are asked to be.
+#[derive(Clone, Debug)]
+struct Children {
+    count: usize,
+    name: Option<Name>,
+    numbered: bool,
+    labels: Labels,
+    env: BTreeMap<String, String>,
+}
+
+impl Children {
+    fn names(&self) -> Result<Vec<Option<Name>>> {
+        (1..=self.count)
+            .map(|number| match &self.name {
+                Some(name) if self.numbered => name.numbered(number).map(Some),
+                name => Ok(name.clone()),
+            })
+            .collect()
+    }
+
+    fn record(&self, child: &NewSandbox, from: &SnapshotRecord, at: jiff::Timestamp) -> SandboxRecord {
+        let mut spec = from.spec.clone();
+        spec.env.extend(self.env.clone());
+        SandboxRecord {
+            id: child.id,
+            name: child.name.clone(),
+            driver: from.driver.clone(),
+            spec,
+            labels: self.labels.clone(),
+            adopted: None,
+            head: Some(from.id),
+            created: at,
+        }
+    }
+}
+
+/// How one copy ended; `left` when it could not be undone yet.
+struct Attempt {
+    child: Child,
+    left: bool,
+}
+
+impl Inner {
+    async fn fork(&self, reference: &str, wanted: &Children) -> Result<Forked> {
+        let snapshot = self.find_snapshot(reference).await?;
+        let driver = self.driver(&snapshot.driver)?;
+        let doing = || format!("failed to restore snapshot `{reference}`");
+        let children: Vec<NewSandbox> = wanted
+            .names()?
+            .into_iter()
+            .map(|name| NewSandbox { id: self.new_sandbox_id(), name })
+            .collect();
+        let at = self.environment.now();
+        let records: Vec<_> =
+            children.iter().map(|child| wanted.record(child, &snapshot, at)).collect();
+        records.iter().try_for_each(|record| record.spec.check())?;
+
+        let kind = OperationKind::Fork { snapshot: snapshot.id, children };
+        let active = self.begin(driver.name(), kind).await.context(doing)?;
+        let attempts: Vec<Attempt> = stream::iter(records)
+            .map(|record| restore_child(driver, record, &snapshot))
+            .buffered(self.config.parallel_forks.max(1))
+            .collect()
+            .await;
+
+        let sandboxes: Vec<_> =
+            attempts.iter().filter_map(|each| each.child.result.as_ref().ok().cloned()).collect();
+        let leftovers = attempts.iter().filter(|each| each.left).map(|each| each.child.id).collect();
+        let children = attempts.into_iter().map(|each| each.child).collect();
+        if sandboxes.is_empty() {
+            // Closing destroys once more what could not be undone, or leaves that to `recover`.
+            // Each child tells its own reason.
+            let none = Error::new(ErrorKind::Unavailable, "no copy could be made");
+            let _ = self.conclude::<()>(active, Err(none)).await;
+        } else {
+            let from = Some(snapshot.id);
+            let change = Change::SandboxesAdded { sandboxes, from, leftovers, at };
+            self.conclude(active, Ok((change, ()))).await.context(doing)?;
+        }
+        Ok(Forked { snapshot: snapshot.id, children })
+    }
+}
+
+/// Restores one copy, or undoes what there is of it.
+async fn restore_child(
+    driver: &Arc<dyn Driver>,
+    record: SandboxRecord,
+    from: &SnapshotRecord,
+) -> Attempt {
+    let (id, name) = (record.id, record.name.clone());
+    let Err(err) = driver.restore(id, &record.spec, &from.artifact).await else {
+        return Attempt { child: Child { id, name, result: Ok(record) }, left: false };
+    };
+    let left = driver.destroy(id).await.is_err();
+    let message = format!("failed to restore snapshot `{}` into sandbox `{id}`", from.name);
+    let result = Err(Error::from(err).context(message));
+    Attempt { child: Child { id, name, result }, left }
+}

@@ -1,0 +1,144 @@
+//! The reads behind `ps`, `list`, `show`, `log`, `stats` and `validate`.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::Serialize;
+
+use super::{Engine, Inner};
+use crate::{
+    catalog::{LineageScope, Page, SandboxQuery, SandboxRecord, SnapshotQuery, SnapshotRecord, Usage},
+    driver::{Finding, Sandbox, SandboxStatus, SnapshotKind},
+    error::{Context as _, Result},
+    id::SnapshotId,
+    lineage::{self, LineageNode, LineageRow},
+};
+
+/// A sandbox, and what its driver says of it now.
+#[derive(Debug)]
+pub struct SandboxView {
+    pub record: SandboxRecord,
+    /// `None` when the platform has lost it; an error when the driver cannot tell.
+    pub status: Result<Option<SandboxStatus>>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct SnapshotView {
+    pub record: SnapshotRecord,
+    /// From the nearest ancestor to the root.
+    pub ancestors: Vec<LineageNode>,
+    pub children: Vec<SnapshotId>,
+}
+
+#[derive(Clone, Debug, Serialize)]
+pub struct Stats {
+    pub usage: Usage,
+    /// Operations that are under way or wait for recovery.
+    pub open_operations: usize,
+    pub waiting_chores: usize,
+}
+
+/// Whether a sandbox can be snapshotted, and what the snapshot would leave out.
+#[derive(Clone, Debug, Serialize)]
+pub struct Validation {
+    pub sandbox: SandboxRecord,
+    pub status: Option<SandboxStatus>,
+    pub findings: Vec<Finding>,
+}
+
+impl Engine {
+    pub async fn list(&self, query: &SnapshotQuery) -> Result<Page<SnapshotRecord>> {
+        Ok(self.inner.catalog.snapshots(query).await?)
+    }
+
+    /// The query for a sandbox that may be gone already.
+    pub async fn list_of(&self, sandbox: &str, query: SnapshotQuery) -> Result<Page<SnapshotRecord>> {
+        let sandbox = Some(self.inner.find_sandbox_id(sandbox).await?);
+        self.list(&SnapshotQuery { sandbox, ..query }).await
+    }
+
+    pub async fn show(&self, snapshot: &str) -> Result<SnapshotView> {
+        let record = self.inner.find_snapshot(snapshot).await?;
+        let catalog = &self.inner.catalog;
+        let mut ancestors = catalog.lineage(&LineageScope::Ancestors(record.id)).await?;
+        ancestors.retain(|node| node.id != record.id);
+        ancestors.reverse();
+        let children = catalog.lineage(&LineageScope::Children(record.id)).await?;
+        let children = children.into_iter().map(|node| node.id).collect();
+        Ok(SnapshotView { record, ancestors, children })
+    }
+
+    pub async fn agent_state(&self, snapshot: &str) -> Result<Option<Bytes>> {
+        let record = self.inner.find_snapshot(snapshot).await?;
+        Ok(self.inner.catalog.agent_state(record.id).await?)
+    }
+
+    /// The lineage as rows of a tree: of everything, or of what a sandbox stands in.
+    pub async fn log(&self, sandbox: Option<&str>) -> Result<Vec<LineageRow>> {
+        let scope = match sandbox {
+            None => LineageScope::Everything,
+            Some(sandbox) => match self.inner.stand(sandbox).await? {
+                Some(stand) => LineageScope::Tree(stand),
+                None => return Ok(Vec::new()),
+            },
+        };
+        Ok(lineage::rows(self.inner.catalog.lineage(&scope).await?))
+    }
+
+    pub async fn sandboxes(&self, query: &SandboxQuery) -> Result<Page<SandboxView>> {
+        let page = self.inner.catalog.sandboxes(query).await?;
+        let mut items = Vec::with_capacity(page.items.len());
+        for record in page.items {
+            let status = self.inner.status(&record).await;
+            items.push(SandboxView { record, status });
+        }
+        Ok(Page { items, next: page.next })
+    }
+
+    pub async fn sandbox(&self, reference: &str) -> Result<SandboxView> {
+        let record = self.inner.find_sandbox(reference).await?;
+        let status = self.inner.status(&record).await;
+        Ok(SandboxView { record, status })
+    }
+
+    /// A handle for commands and files. No operation: several may hold one at once.
+    pub async fn attach(&self, reference: &str) -> Result<Arc<dyn Sandbox>> {
+        let record = self.inner.find_sandbox(reference).await?;
+        let driver = self.inner.driver(&record.driver)?;
+        driver.attach(record.id).await.context(|| format!("failed to reach sandbox `{reference}`"))
+    }
+
+    pub async fn stats(&self) -> Result<Stats> {
+        let catalog = &self.inner.catalog;
+        Ok(Stats {
+            usage: catalog.usage().await?,
+            open_operations: catalog.unfinished().await?.len(),
+            waiting_chores: catalog.chores().await?.len(),
+        })
+    }
+
+    pub async fn validate(&self, sandbox: &str, kind: SnapshotKind) -> Result<Validation> {
+        let record = self.inner.find_sandbox(sandbox).await?;
+        let driver = self.inner.driver(&record.driver)?;
+        let doing = || format!("failed to look at sandbox `{sandbox}`");
+        let status = driver.status(record.id).await.context(doing)?;
+        let findings = driver.validate(record.id, kind).await.context(doing)?;
+        Ok(Validation { sandbox: record, status, findings })
+    }
+}
+
+impl Inner {
+    async fn status(&self, record: &SandboxRecord) -> Result<Option<SandboxStatus>> {
+        Ok(self.driver(&record.driver)?.status(record.id).await?)
+    }
+
+    /// Where a sandbox stands, or for one that is gone, its last snapshot.
+    async fn stand(&self, reference: &str) -> Result<Option<SnapshotId>> {
+        let id = self.find_sandbox_id(reference).await?;
+        if let Ok(record) = self.catalog.sandbox(id).await {
+            return Ok(record.head);
+        }
+        let query = SnapshotQuery { sandbox: Some(id), limit: Some(1), ..SnapshotQuery::default() };
+        Ok(self.catalog.snapshots(&query).await?.items.first().map(|newest| newest.id))
+    }
+}

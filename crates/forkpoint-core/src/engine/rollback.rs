@@ -1,0 +1,84 @@
+//! Putting a sandbox back where a snapshot was taken, in place.
+
+use super::{Engine, Inner, Wait};
+use crate::{
+    catalog::{Change, OperationKind, SandboxRecord, SnapshotQuery, SnapshotRecord},
+    driver::DriverError,
+    error::{Context as _, Error, ErrorKind, Result},
+};
+
+#[derive(Clone, Debug)]
+pub struct RollbackRequest {
+    pub sandbox: String,
+    /// The sandbox's newest snapshot if there is none.
+    pub to: Option<String>,
+    pub wait: Wait,
+}
+
+impl RollbackRequest {
+    pub fn new(sandbox: impl Into<String>) -> Self {
+        Self { sandbox: sandbox.into(), to: None, wait: Wait::No }
+    }
+}
+
+impl Engine {
+    /// Goes back in place: id, name and labels stay. What was done since is lost.
+    pub async fn rollback(&self, request: RollbackRequest) -> Result<SnapshotRecord> {
+        let wait = request.wait;
+        self.operate(wait, move |inner| {
+            let request = request.clone();
+            async move { inner.rollback(&request).await }
+        })
+        .await
+    }
+}
+
+impl Inner {
+    async fn rollback(&self, request: &RollbackRequest) -> Result<SnapshotRecord> {
+        let sandbox = self.find_sandbox(&request.sandbox).await?;
+        let driver = self.driver(&sandbox.driver)?;
+        if !driver.capabilities().rollback {
+            let driver = driver.name();
+            return Err(DriverError::Unsupported { driver, operation: "roll back in place" }.into());
+        }
+        let to = match &request.to {
+            Some(reference) => self.find_snapshot(reference).await?,
+            None => self.newest_snapshot(&sandbox).await?,
+        };
+        if to.driver != sandbox.driver {
+            let message = format!(
+                "snapshot `{}` is of driver `{}`, and sandbox `{}` of `{}`",
+                to.name, to.driver, request.sandbox, sandbox.driver
+            );
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        let doing = || format!("failed to roll back sandbox `{}`", request.sandbox);
+
+        let kind = OperationKind::Rollback { sandbox: sandbox.id, to: to.id };
+        let active = self.begin(driver.name(), kind).await.context(doing)?;
+        let work = driver.rollback(sandbox.id, &sandbox.spec, &to.artifact).await;
+        let at = self.environment.now();
+        let change = Change::RolledBack { sandbox: sandbox.id, to: to.id, at };
+        let work = work.map(|_| (change, ())).map_err(Error::from);
+        self.conclude(active, work).await.context(doing)?;
+        Ok(to)
+    }
+
+    /// The newest that was taken of it, else the one that it was restored from.
+    async fn newest_snapshot(&self, sandbox: &SandboxRecord) -> Result<SnapshotRecord> {
+        let query =
+            SnapshotQuery { sandbox: Some(sandbox.id), limit: Some(1), ..SnapshotQuery::default() };
+        if let Some(newest) = self.catalog.snapshots(&query).await?.items.pop() {
+            return Ok(newest);
+        }
+        let shown = sandbox.name.as_ref().map_or_else(|| sandbox.id.to_string(), ToString::to_string);
+        let none = || Error::not_found(format!("sandbox `{shown}` has no snapshot to go back to"));
+        match sandbox.head {
+            Some(head) => self.catalog.snapshot(head).await.map_err(|err| match err.is_refusal() {
+                true => none(),
+                false => err.into(),
+            }),
+            None => Err(none()),
+        }
+    }
+}

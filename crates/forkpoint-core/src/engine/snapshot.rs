@@ -1,0 +1,246 @@
+//! Taking a snapshot of a live sandbox.
+
+use bytes::Bytes;
+use jiff::Timestamp;
+
+use super::{Active, Engine, Inner, PruneReport, Wait};
+use crate::{
+    catalog::{CatalogError, Change, OperationKind, Resource, SandboxRecord, SnapshotRecord},
+    driver::{Artifact, Driver, DriverError, Sandbox, SnapshotKind},
+    error::{Context as _, Error, ErrorKind, Result},
+    id::SnapshotId,
+    label::Labels,
+    naming::{Name, NamingFacts},
+    trigger::Trigger,
+};
+
+const MAX_TEXT_BYTES: usize = 64 * 1024;
+
+#[derive(Clone, Debug)]
+pub struct SnapshotRequest {
+    /// An id, a name or a prefix.
+    pub sandbox: String,
+    pub kind: SnapshotKind,
+    pub trigger: Trigger,
+    /// From the naming pattern if there is none.
+    pub name: Option<Name>,
+    pub description: Option<String>,
+    pub context: Option<String>,
+    pub run_id: Option<String>,
+    pub step: Option<u64>,
+    pub labels: Labels,
+    pub agent_state: Option<Bytes>,
+    pub expires: Option<Timestamp>,
+    pub pinned: bool,
+    pub wait: Wait,
+}
+
+impl SnapshotRequest {
+    pub fn new(sandbox: impl Into<String>) -> Self {
+        Self {
+            sandbox: sandbox.into(),
+            kind: SnapshotKind::Files,
+            trigger: Trigger::Manual,
+            name: None,
+            description: None,
+            context: None,
+            run_id: None,
+            step: None,
+            labels: Labels::default(),
+            agent_state: None,
+            expires: None,
+            pinned: false,
+            wait: Wait::No,
+        }
+    }
+}
+
+#[derive(Debug)]
+pub enum SnapshotOutcome {
+    Taken(Box<TakenSnapshot>),
+    /// The trigger is not enabled: an agent's run goes on as if nothing had been asked.
+    Skipped {
+        trigger: Trigger,
+    },
+}
+
+#[derive(Debug)]
+pub struct TakenSnapshot {
+    pub snapshot: SnapshotRecord,
+    /// What retention did afterwards, where limits are configured.
+    pub pruned: Option<Result<PruneReport>>,
+}
+
+impl Engine {
+    /// Takes a snapshot. The sandbox stands still only while its state is sealed.
+    pub async fn snapshot(&self, request: SnapshotRequest) -> Result<SnapshotOutcome> {
+        let wait = request.wait;
+        self.operate(wait, move |inner| {
+            let request = request.clone();
+            async move { inner.snapshot(request).await }
+        })
+        .await
+    }
+}
+
+impl Inner {
+    pub(super) async fn snapshot(&self, request: SnapshotRequest) -> Result<SnapshotOutcome> {
+        let trigger = request.trigger;
+        if !self.config.triggers.contains(trigger) {
+            return Ok(SnapshotOutcome::Skipped { trigger });
+        }
+        let sandbox = self.find_sandbox(&request.sandbox).await?;
+        let driver = self.driver(&sandbox.driver)?;
+        self.check_snapshot(&request, driver.as_ref())?;
+        let doing = || format!("failed to take a snapshot of sandbox `{}`", request.sandbox);
+
+        let id = self.new_snapshot_id();
+        let at = self.environment.now();
+        let (active, name) =
+            self.begin_snapshot(&request, &sandbox, id, at).await.context(doing)?;
+        let sealed = self.seal(driver.as_ref(), &sandbox, id, request.kind).await;
+        let work = sealed.map(|(sandbox, artifact)| {
+            let snapshot = snapshot_record(&request, sandbox, name, at, artifact);
+            let agent_state = request.agent_state.clone();
+            (Change::SnapshotTaken { snapshot: Box::new(snapshot.clone()), agent_state }, snapshot)
+        });
+        let Some(snapshot) = self.conclude(active, work).await.context(doing)? else {
+            return Err(Error::new(ErrorKind::Internal, "a snapshot was finished without a record"));
+        };
+
+        let retention = &self.config.retention;
+        let pruned = match retention.is_empty() {
+            true => None,
+            false => Some(self.prune(retention, Some(id)).await),
+        };
+        Ok(SnapshotOutcome::Taken(Box::new(TakenSnapshot { snapshot, pruned })))
+    }
+
+    fn check_snapshot(&self, request: &SnapshotRequest, driver: &dyn Driver) -> Result<()> {
+        if !driver.capabilities().kinds.contains(&request.kind) {
+            let operation = match request.kind {
+                SnapshotKind::Files => "take a snapshot of files",
+                SnapshotKind::Full => "take a snapshot with processes and memory",
+            };
+            return Err(DriverError::Unsupported { driver: driver.name(), operation }.into());
+        }
+        let len = request.agent_state.as_ref().map_or(0, Bytes::len);
+        let limit = self.config.max_agent_state_bytes;
+        if len > limit {
+            return Err(Error::invalid(format!(
+                "the agent state has {len} bytes, more than the {limit} that a snapshot takes"
+            )));
+        }
+        for (what, text) in [
+            ("description", &request.description),
+            ("context", &request.context),
+            ("run id", &request.run_id),
+        ] {
+            if text.as_ref().is_some_and(|text| text.len() > MAX_TEXT_BYTES) {
+                return Err(Error::invalid(format!("the {what} is longer than {MAX_TEXT_BYTES} bytes")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins under a name that nobody else has. A name that a person chose must be free; one from
+    /// the pattern is made free.
+    async fn begin_snapshot(
+        &self,
+        request: &SnapshotRequest,
+        sandbox: &SandboxRecord,
+        id: SnapshotId,
+        at: Timestamp,
+    ) -> Result<(Active, Name), CatalogError> {
+        let begin = async |name: Name| {
+            let kind = OperationKind::Snapshot { sandbox: sandbox.id, snapshot: id, name: name.clone() };
+            self.begin(&sandbox.driver, kind).await.map(|active| (active, name))
+        };
+        if let Some(name) = &request.name {
+            return begin(name.clone()).await;
+        }
+        let name = self.config.naming.render(&NamingFacts {
+            sandbox: sandbox.id,
+            sandbox_name: sandbox.name.as_ref(),
+            snapshot: id,
+            trigger: request.trigger,
+            kind: request.kind,
+            driver: &sandbox.driver,
+            run_id: request.run_id.as_deref(),
+            step: request.step,
+            at,
+        });
+        match begin(name.clone()).await {
+            Err(err) if names_clash(&err) => begin(name.made_unique(id)).await,
+            begun => begun,
+        }
+    }
+
+    /// Answers with the record as it is under the claim: until `begin`, the head could still move.
+    async fn seal(
+        &self,
+        driver: &dyn Driver,
+        sandbox: &SandboxRecord,
+        id: SnapshotId,
+        kind: SnapshotKind,
+    ) -> Result<(SandboxRecord, Artifact)> {
+        let sandbox = self.catalog.sandbox(sandbox.id).await?;
+        let live = driver.attach(sandbox.id).await?;
+        let artifact = seal(live.as_ref(), id, kind).await?;
+        Ok((sandbox, artifact))
+    }
+}
+
+fn names_clash(err: &CatalogError) -> bool {
+    match err {
+        CatalogError::NameTaken { .. } => true,
+        CatalogError::Busy { resource, .. } => {
+            matches!(resource, Resource::SnapshotName(_))
+        }
+        _ => false,
+    }
+}
+
+/// Pauses, seals and resumes. The sandbox runs again even when sealing failed.
+async fn seal(sandbox: &dyn Sandbox, id: SnapshotId, kind: SnapshotKind) -> Result<Artifact> {
+    let mut paused = sandbox.pause().await?;
+    let sealed = paused.seal(id, kind).await;
+    paused.resume().await?;
+    Ok(sealed?)
+}
+
+fn snapshot_record(
+    request: &SnapshotRequest,
+    sandbox: SandboxRecord,
+    name: Name,
+    created: Timestamp,
+    artifact: Artifact,
+) -> SnapshotRecord {
+    SnapshotRecord {
+        id: artifact.snapshot,
+        name,
+        sandbox: sandbox.id,
+        sandbox_name: sandbox.name,
+        parent: sandbox.head,
+        driver: sandbox.driver,
+        kind: artifact.kind,
+        trigger: request.trigger,
+        description: request.description.clone(),
+        context: request.context.clone(),
+        run_id: request.run_id.clone(),
+        step: request.step,
+        labels: request.labels.clone(),
+        agent_state_bytes: request.agent_state.as_ref().map(|state| state.len() as u64),
+        spec: sandbox.spec,
+        own_bytes: artifact.own_bytes,
+        total_bytes: artifact.total_bytes,
+        file_count: artifact.file_count,
+        created,
+        expires: request.expires,
+        pinned: request.pinned,
+        last_restored: None,
+        restore_count: 0,
+        durable: artifact.durable,
+        artifact,
+    }
+}

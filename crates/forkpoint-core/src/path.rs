@@ -1,0 +1,90 @@
+//! A path inside a sandbox.
+
+use std::{
+    fmt,
+    path::{Component, Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+const MAX_BYTES: usize = 4096;
+
+/// Absolute, without `..`, `.` or doubled slashes; any bytes but NUL, as on Linux.
+///
+/// This keeps honest callers from surprises. It confines nobody: a symbolic link inside the
+/// sandbox can point anywhere, so a driver resolves a path inside the sandbox's root.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "PathBuf", into = "PathBuf")]
+pub struct SandboxPath(PathBuf);
+
+impl SandboxPath {
+    pub fn new(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        let refuse = |why: &str| Err(Error::invalid(format!("path {path:?} {why}")));
+        if !path.is_absolute() {
+            return refuse("is not absolute");
+        }
+        let bytes = path.as_os_str().as_encoded_bytes();
+        if bytes.len() > MAX_BYTES {
+            return refuse("is longer than 4096 bytes");
+        }
+        if bytes.contains(&0) {
+            return refuse("holds a NUL byte");
+        }
+        if path.components().any(|part| part == Component::ParentDir) {
+            return refuse("goes up with `..`");
+        }
+        // Collecting the components drops `.`, doubled slashes and a slash at the end.
+        Ok(Self(path.components().collect()))
+    }
+
+    #[must_use]
+    pub fn as_path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl fmt::Display for SandboxPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.display().fmt(f)
+    }
+}
+
+impl TryFrom<PathBuf> for SandboxPath {
+    type Error = Error;
+
+    fn try_from(path: PathBuf) -> Result<Self, Error> {
+        Self::new(path)
+    }
+}
+
+impl From<SandboxPath> for PathBuf {
+    fn from(path: SandboxPath) -> Self {
+        path.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
+
+    use super::*;
+
+    #[test]
+    fn is_absolute_and_plain() {
+        for (given, kept) in [("/", "/"), ("//a/./b//", "/a/b"), ("/a..b", "/a..b")] {
+            assert_eq!(SandboxPath::new(given).unwrap().as_path(), Path::new(kept));
+        }
+        for bad in ["", "a", "./a", "/a/../b", "/..", "/a\0b", &"/a".repeat(2049)] {
+            assert!(SandboxPath::new(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn need_not_be_utf8() {
+        let odd = OsStr::from_bytes(b"/\xff\xfe");
+        assert_eq!(SandboxPath::new(odd).unwrap().as_path().as_os_str(), odd);
+    }
+}
