@@ -144,7 +144,7 @@ pub enum CatalogError {
     #[error("the catalog `{place}` is damaged: {reason}")]
     Damaged { place: String, reason: String },
 
-    #[error("failed to {operation} in the catalog")]
+    #[error("the catalog failed to {operation}")]
     Database {
         operation: &'static str,
         #[source]

@@ -77,8 +77,10 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// stands where it stood before. Succeeds if there is nothing.
     async fn unseal(&self, snapshot: SnapshotId) -> DriverResult<()>;
 
-    /// Frees a piece that no artifact and no sandbox needs any more. Succeeds if it is gone;
-    /// refuses what does not carry our mark.
+    /// Frees a piece that no artifact and no sandbox in the catalog needs any more. Succeeds if it
+    /// is gone; refuses what does not carry our mark. Fails while something that we no longer know
+    /// of stands on it, such as an adopted sandbox that was rolled back and then forgotten: the
+    /// chore waits.
     async fn discard(&self, piece: &PieceName) -> DriverResult<()>;
 
     async fn export(&self, artifact: &Artifact) -> DriverResult<Vec<Part>>;
@@ -116,7 +118,8 @@ pub trait Sandbox: fmt::Debug + Send + Sync {
 #[async_trait]
 pub trait PausedSandbox: fmt::Debug + Send {
     /// Fixes the state as of now under an id that the caller chose. Should take milliseconds: the
-    /// sandbox stands still meanwhile.
+    /// sandbox stands still meanwhile. A sandbox that we made may come to stand on what this makes;
+    /// an adopted one must not, for it outlives our knowledge of it.
     async fn seal(&mut self, snapshot: SnapshotId, kind: SnapshotKind) -> DriverResult<Artifact>;
 
     /// The sandbox runs again, whether or not sealing succeeded.

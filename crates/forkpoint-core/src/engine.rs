@@ -18,7 +18,9 @@ use jiff::SignedDuration;
 
 use crate::{
     Environment,
-    catalog::{Catalog, CatalogError, Change, Chore, ChoreTask, Claim, Operation, OperationKind, Reclaimed},
+    catalog::{
+        Catalog, CatalogError, Change, Chore, ChoreTask, Claim, Operation, OperationKind, Reclaimed,
+    },
     driver::Driver,
     error::{Error, ErrorKind, Result},
     id::{OperationId, SandboxId, SnapshotId},

@@ -101,10 +101,7 @@ fn ulid(at: Timestamp, random: u128) -> u128 {
 }
 
 fn encode(bits: u128) -> String {
-    (0..DIGITS)
-        .rev()
-        .map(|digit| ALPHABET[(bits >> (5 * digit)) as usize & 31] as char)
-        .collect()
+    (0..DIGITS).rev().map(|digit| ALPHABET[(bits >> (5 * digit)) as usize & 31] as char).collect()
 }
 
 fn decode(text: &str) -> Option<u128> {

@@ -91,7 +91,10 @@ mod tests {
     }
 
     fn draw(nodes: Vec<LineageNode>) -> Vec<(String, usize, bool)> {
-        rows(nodes).into_iter().map(|row| (row.node.name.to_string(), row.depth, row.last)).collect()
+        rows(nodes)
+            .into_iter()
+            .map(|row| (row.node.name.to_string(), row.depth, row.last))
+            .collect()
     }
 
     fn row(name: &str, depth: usize, last: bool) -> (String, usize, bool) {
@@ -100,10 +103,22 @@ mod tests {
 
     #[test]
     fn a_parent_comes_before_its_children() {
-        let nodes = vec![node(1, None), node(2, Some(1)), node(3, None), node(4, Some(1)), node(5, Some(2))];
+        let nodes = vec![
+            node(1, None),
+            node(2, Some(1)),
+            node(3, None),
+            node(4, Some(1)),
+            node(5, Some(2)),
+        ];
         assert_eq!(
             draw(nodes),
-            [row("n1", 0, false), row("n2", 1, false), row("n5", 2, true), row("n4", 1, true), row("n3", 0, true)]
+            [
+                row("n1", 0, false),
+                row("n2", 1, false),
+                row("n5", 2, true),
+                row("n4", 1, true),
+                row("n3", 0, true)
+            ]
         );
     }
 

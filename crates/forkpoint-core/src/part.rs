@@ -70,15 +70,28 @@ pub struct TreeEntry {
 
 pub enum TreeNode {
     /// Opaque: what lower layers have under this directory is gone.
-    Directory { opaque: bool },
+    Directory {
+        opaque: bool,
+    },
     /// Data in ascending order; what lies between is a hole.
-    File { len_bytes: u64, data: BoxStream<'static, io::Result<Extent>> },
+    File {
+        len_bytes: u64,
+        data: BoxStream<'static, io::Result<Extent>>,
+    },
     /// Another name of a file that came before.
-    HardLink { to: SandboxPath },
-    Symlink { target: PathBuf },
+    HardLink {
+        to: SandboxPath,
+    },
+    Symlink {
+        target: PathBuf,
+    },
     Fifo,
     Socket,
-    Device { block: bool, major: u32, minor: u32 },
+    Device {
+        block: bool,
+        major: u32,
+        minor: u32,
+    },
     /// What lower layers have at this path is gone.
     Whiteout,
 }

@@ -1,7 +1,9 @@
 //! A path inside a sandbox.
 
 use std::{
+    ffi::OsString,
     fmt,
+    os::unix::ffi::{OsStrExt as _, OsStringExt as _},
     path::{Component, Path, PathBuf},
 };
 
@@ -16,8 +18,16 @@ const MAX_BYTES: usize = 4096;
 /// This keeps honest callers from surprises. It confines nobody: a symbolic link inside the
 /// sandbox can point anywhere, so a driver resolves a path inside the sandbox's root.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "PathBuf", into = "PathBuf")]
+#[serde(try_from = "Written", into = "Written")]
 pub struct SandboxPath(PathBuf);
+
+/// Text where it is text. JSON has no way to write other bytes but as numbers.
+#[derive(Serialize, Deserialize)]
+#[serde(untagged)]
+enum Written {
+    Text(String),
+    Bytes(Vec<u8>),
+}
 
 impl SandboxPath {
     pub fn new(path: impl AsRef<Path>) -> Result<Self, Error> {
@@ -52,23 +62,29 @@ impl fmt::Display for SandboxPath {
     }
 }
 
-impl TryFrom<PathBuf> for SandboxPath {
+impl TryFrom<Written> for SandboxPath {
     type Error = Error;
 
-    fn try_from(path: PathBuf) -> Result<Self, Error> {
-        Self::new(path)
+    fn try_from(written: Written) -> Result<Self, Error> {
+        match written {
+            Written::Text(text) => Self::new(text),
+            Written::Bytes(bytes) => Self::new(OsString::from_vec(bytes)),
+        }
     }
 }
 
-impl From<SandboxPath> for PathBuf {
+impl From<SandboxPath> for Written {
     fn from(path: SandboxPath) -> Self {
-        path.0
+        match path.0.to_str() {
+            Some(text) => Self::Text(text.to_owned()),
+            None => Self::Bytes(path.0.as_os_str().as_bytes().to_vec()),
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{ffi::OsStr, os::unix::ffi::OsStrExt as _};
+    use std::ffi::OsStr;
 
     use super::*;
 
@@ -85,6 +101,12 @@ mod tests {
     #[test]
     fn need_not_be_utf8() {
         let odd = OsStr::from_bytes(b"/\xff\xfe");
-        assert_eq!(SandboxPath::new(odd).unwrap().as_path().as_os_str(), odd);
+        let path = SandboxPath::new(odd).unwrap();
+        assert_eq!(path.as_path().as_os_str(), odd);
+        let json = serde_json::to_string(&path).unwrap();
+        assert_eq!(serde_json::from_str::<SandboxPath>(&json).unwrap(), path);
+        let plain = serde_json::to_value(SandboxPath::new("/a").unwrap()).unwrap();
+        assert_eq!(plain, "/a");
+        assert!(serde_json::from_str::<SandboxPath>("[47, 46, 46]").is_err(), "`/..` as bytes");
     }
 }

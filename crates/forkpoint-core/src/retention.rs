@@ -65,7 +65,9 @@ impl RetentionPolicy {
             ("keep_last", keep_last),
         ] {
             if limit == Some(0) {
-                return Err(Error::invalid(format!("retention with `{what}` = 0 would keep nothing")));
+                return Err(Error::invalid(format!(
+                    "retention with `{what}` = 0 would keep nothing"
+                )));
             }
         }
         if max_age.is_some_and(|age| age.is_negative()) {
@@ -293,7 +295,7 @@ impl RetentionPlanner {
         self.chosen.insert(id);
         self.snapshots = self.snapshots.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(own_bytes);
-        self.plan.freed_bytes += own_bytes;
+        self.plan.freed_bytes = self.plan.freed_bytes.saturating_add(own_bytes);
         let name = candidate.name.clone();
         self.plan.deletions.push(Deletion { id, name, sandbox, created, own_bytes, reason });
     }

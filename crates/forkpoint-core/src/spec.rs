@@ -49,7 +49,9 @@ impl SandboxSpec {
             ("pids", pids.map(u64::from)),
         ] {
             if limit == Some(0) {
-                return Err(Error::invalid(format!("a limit of 0 {what} leaves nothing to run on")));
+                return Err(Error::invalid(format!(
+                    "a limit of 0 {what} leaves nothing to run on"
+                )));
             }
         }
         Ok(())
@@ -135,7 +137,9 @@ mod tests {
             assert!(SandboxSpec { env, ..good.clone() }.check().is_err(), "{key:?}");
         }
         let resources = Resources { pids: Some(0), ..Resources::default() };
-        assert!(SandboxSpec { resources, ..good }.check().unwrap_err().to_string().contains("pids"));
+        assert!(
+            SandboxSpec { resources, ..good }.check().unwrap_err().to_string().contains("pids")
+        );
         for template in ["", "a\nb", &"x".repeat(5000)] {
             assert!(template.parse::<Template>().is_err());
         }

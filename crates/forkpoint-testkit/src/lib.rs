@@ -6,7 +6,8 @@
 //!   to do.
 //! - [`Simulation`] runs several "processes" on one thread in an order that a seed decides, and can
 //!   kill one of them between any two calls.
-//! - [`World`] puts these together; [`faults`] decides which call goes wrong, and how.
+//! - [`World`] puts these together; [`faults`] decides which call goes wrong, and how; [`harness`]
+//!   tries every fault on every operation.
 //! - [`conformance`] holds one suite for each trait.
 
 #![forbid(unsafe_code)]
@@ -16,6 +17,7 @@ pub mod conformance;
 mod environment;
 mod fake;
 pub mod faults;
+pub mod harness;
 mod simulation;
 mod store;
 mod world;
@@ -25,4 +27,4 @@ pub use environment::FixedEnvironment;
 pub use fake::{FakeDriver, FakePlatform, Files};
 pub use simulation::{ProcessId, Simulation};
 pub use store::MemoryBlobStore;
-pub use world::{CatalogOpener, Seat, World};
+pub use world::{CatalogOpener, Seat, Visible, World};

@@ -41,7 +41,8 @@ impl BlobStore for MemoryBlobStore {
     }
 
     fn list(&self, kind: BlobKind) -> BoxStream<'_, StoreResult<BlobName>> {
-        let names: Vec<_> = self.blobs().keys().filter(|n| n.kind() == kind).map(|n| Ok(*n)).collect();
+        let names: Vec<_> =
+            self.blobs().keys().filter(|n| n.kind() == kind).map(|n| Ok(*n)).collect();
         stream::iter(names).boxed()
     }
 

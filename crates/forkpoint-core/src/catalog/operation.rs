@@ -76,9 +76,10 @@ impl Operation {
     }
 
     fn new_sandbox(&self, sandbox: &NewSandbox) -> Vec<Claimed> {
-        let name = sandbox.name.clone().map(|name| {
-            Claimed::new(Resource::SandboxName { driver: self.driver.clone(), name })
-        });
+        let name = sandbox
+            .name
+            .clone()
+            .map(|name| Claimed::new(Resource::SandboxName { driver: self.driver.clone(), name }));
         [Claimed::new(Resource::Sandbox(sandbox.id))].into_iter().chain(name).collect()
     }
 }

@@ -71,9 +71,8 @@ impl Inner {
         let active = self.begin(&record.driver, kind).await.context(doing)?;
         // Read again: until `begin`, somebody else could still edit it.
         let edited = self.catalog.snapshot(record.id).await.map(|record| edit.apply(record));
-        let work = edited.map(|edited| {
-            (Change::SnapshotEdited { snapshot: Box::new(edited.clone()) }, edited)
-        });
+        let work = edited
+            .map(|edited| (Change::SnapshotEdited { snapshot: Box::new(edited.clone()) }, edited));
         let edited = self.conclude(active, work.map_err(Error::from)).await.context(doing)?;
         Ok(edited.unwrap_or(record))
     }

@@ -101,7 +101,9 @@ impl Engine {
         let ForkRequest { source, count, name, labels, env, wait } = request;
         let max = self.inner.config.max_forks;
         if count == 0 || count > max {
-            return Err(Error::invalid(format!("cannot fork {count} times: 1 to {max} is possible")));
+            return Err(Error::invalid(format!(
+                "cannot fork {count} times: 1 to {max} is possible"
+            )));
         }
         let children = Children { count, name, numbered: true, labels, env };
         children.names()?;
@@ -164,7 +166,12 @@ impl Children {
             .collect()
     }
 
-    fn record(&self, child: &NewSandbox, from: &SnapshotRecord, at: jiff::Timestamp) -> SandboxRecord {
+    fn record(
+        &self,
+        child: &NewSandbox,
+        from: &SnapshotRecord,
+        at: jiff::Timestamp,
+    ) -> SandboxRecord {
         let mut spec = from.spec.clone();
         spec.env.extend(self.env.clone());
         SandboxRecord {
@@ -211,7 +218,8 @@ impl Inner {
 
         let sandboxes: Vec<_> =
             attempts.iter().filter_map(|each| each.child.result.as_ref().ok().cloned()).collect();
-        let leftovers = attempts.iter().filter(|each| each.left).map(|each| each.child.id).collect();
+        let leftovers =
+            attempts.iter().filter(|each| each.left).map(|each| each.child.id).collect();
         let children = attempts.into_iter().map(|each| each.child).collect();
         if sandboxes.is_empty() {
             // Closing destroys once more what could not be undone, or leaves that to `recover`.

@@ -68,7 +68,8 @@ impl Inner {
         for scope in [CandidateScope::Due, CandidateScope::Oldest] {
             let mut after = None;
             while scope == CandidateScope::Due || planner.over_limit() {
-                let query = CandidateQuery { policy: policy.clone(), now, scope, after, limit: PAGE };
+                let query =
+                    CandidateQuery { policy: policy.clone(), now, scope, after, limit: PAGE };
                 let page = self.catalog.candidates(&query).await?;
                 for candidate in &page {
                     planner.consider(scope, candidate);
@@ -90,9 +91,11 @@ impl Inner {
                 Err(err) => Err(err.into()),
             };
             match deleted {
-                Err(err) if err.kind() != ErrorKind::NotFound => report.failed.push((deletion, err)),
+                Err(err) if err.kind() != ErrorKind::NotFound => {
+                    report.failed.push((deletion, err));
+                }
                 _ => {
-                    report.freed_bytes += deletion.own_bytes;
+                    report.freed_bytes = report.freed_bytes.saturating_add(deletion.own_bytes);
                     report.deleted.push(deletion);
                 }
             }

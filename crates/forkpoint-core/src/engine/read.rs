@@ -7,7 +7,9 @@ use serde::Serialize;
 
 use super::{Engine, Inner};
 use crate::{
-    catalog::{LineageScope, Page, SandboxQuery, SandboxRecord, SnapshotQuery, SnapshotRecord, Usage},
+    catalog::{
+        LineageScope, Page, SandboxQuery, SandboxRecord, SnapshotQuery, SnapshotRecord, Usage,
+    },
     driver::{Finding, Sandbox, SandboxStatus, SnapshotKind},
     error::{Context as _, Result},
     id::SnapshotId,
@@ -52,7 +54,11 @@ impl Engine {
     }
 
     /// The query for a sandbox that may be gone already.
-    pub async fn list_of(&self, sandbox: &str, query: SnapshotQuery) -> Result<Page<SnapshotRecord>> {
+    pub async fn list_of(
+        &self,
+        sandbox: &str,
+        query: SnapshotQuery,
+    ) -> Result<Page<SnapshotRecord>> {
         let sandbox = Some(self.inner.find_sandbox_id(sandbox).await?);
         self.list(&SnapshotQuery { sandbox, ..query }).await
     }

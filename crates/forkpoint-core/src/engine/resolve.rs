@@ -42,7 +42,8 @@ impl Inner {
             })?,
         };
         let id = self.find_sandbox_id(sandbox).await?;
-        let query = SnapshotQuery { sandbox: Some(id), limit: Some(nth), ..SnapshotQuery::default() };
+        let query =
+            SnapshotQuery { sandbox: Some(id), limit: Some(nth), ..SnapshotQuery::default() };
         let mut page = self.catalog.snapshots(&query).await?;
         match page.items.pop() {
             Some(found) if page.items.len() + 1 == nth => Ok(found),

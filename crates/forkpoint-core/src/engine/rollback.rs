@@ -71,7 +71,8 @@ impl Inner {
         if let Some(newest) = self.catalog.snapshots(&query).await?.items.pop() {
             return Ok(newest);
         }
-        let shown = sandbox.name.as_ref().map_or_else(|| sandbox.id.to_string(), ToString::to_string);
+        let shown =
+            sandbox.name.as_ref().map_or_else(|| sandbox.id.to_string(), ToString::to_string);
         let none = || Error::not_found(format!("sandbox `{shown}` has no snapshot to go back to"));
         match sandbox.head {
             Some(head) => self.catalog.snapshot(head).await.map_err(|err| match err.is_refusal() {

@@ -105,7 +105,10 @@ impl Inner {
             (Change::SnapshotTaken { snapshot: Box::new(snapshot.clone()), agent_state }, snapshot)
         });
         let Some(snapshot) = self.conclude(active, work).await.context(doing)? else {
-            return Err(Error::new(ErrorKind::Internal, "a snapshot was finished without a record"));
+            return Err(Error::new(
+                ErrorKind::Internal,
+                "a snapshot was finished without a record",
+            ));
         };
 
         let retention = &self.config.retention;
@@ -137,7 +140,9 @@ impl Inner {
             ("run id", &request.run_id),
         ] {
             if text.as_ref().is_some_and(|text| text.len() > MAX_TEXT_BYTES) {
-                return Err(Error::invalid(format!("the {what} is longer than {MAX_TEXT_BYTES} bytes")));
+                return Err(Error::invalid(format!(
+                    "the {what} is longer than {MAX_TEXT_BYTES} bytes"
+                )));
             }
         }
         Ok(())
@@ -153,7 +158,8 @@ impl Inner {
         at: Timestamp,
     ) -> Result<(Active, Name), CatalogError> {
         let begin = async |name: Name| {
-            let kind = OperationKind::Snapshot { sandbox: sandbox.id, snapshot: id, name: name.clone() };
+            let kind =
+                OperationKind::Snapshot { sandbox: sandbox.id, snapshot: id, name: name.clone() };
             self.begin(&sandbox.driver, kind).await.map(|active| (active, name))
         };
         if let Some(name) = &request.name {

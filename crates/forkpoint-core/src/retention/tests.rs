@@ -176,10 +176,7 @@ fn a_limit_that_cannot_be_met_is_told() {
     assert_eq!(plan.deletions.len(), 1);
     assert_eq!(
         plan.unmet,
-        [
-            UnmetLimit::Total { snapshots: 2, limit: 1 },
-            UnmetLimit::Bytes { bytes: 20, limit: 15 }
-        ]
+        [UnmetLimit::Total { snapshots: 2, limit: 1 }, UnmetLimit::Bytes { bytes: 20, limit: 15 }]
     );
     assert_eq!(plan.freed_bytes, 10);
 }

@@ -1,1 +1,10 @@
+//! The engine against fakes: no root, no network, no file.
 
+#![expect(clippy::unwrap_used, reason = "in a test, what cannot be unwrapped is a failure")]
+
+mod conformance;
+mod every_call_fails;
+mod model;
+mod operations;
+mod parsers;
+mod races;

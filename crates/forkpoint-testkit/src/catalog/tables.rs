@@ -78,8 +78,7 @@ impl Tables {
     fn check_free(&self, us: OwnerId, wanted: &Claimed) -> CatalogResult<()> {
         let in_the_way = |open: &&Open| {
             open.operation.claims().iter().any(|held| {
-                let both_read =
-                    held.mode == ClaimMode::Shared && wanted.mode == ClaimMode::Shared;
+                let both_read = held.mode == ClaimMode::Shared && wanted.mode == ClaimMode::Shared;
                 held.resource == wanted.resource && !both_read
             })
         };
@@ -106,9 +105,8 @@ impl Tables {
                 _ => Ok(()),
             },
             Resource::SandboxName { driver, name } => {
-                let same = |row: &&SandboxRecord| {
-                    row.driver == *driver && row.name.as_ref() == Some(name)
-                };
+                let same =
+                    |row: &&SandboxRecord| row.driver == *driver && row.name.as_ref() == Some(name);
                 taken(name, self.sandboxes.values().find(same).map(|row| row.id.to_string()))
             }
             Resource::SnapshotName(name) => {
@@ -125,7 +123,7 @@ impl Tables {
         change: &Change,
     ) -> CatalogResult<Vec<Chore>> {
         let operation = self.close(us, claim, true)?;
-        let first_chore = self.next;
+        let before = self.next;
         match change {
             Change::SandboxesAdded { sandboxes, from, leftovers, at } => {
                 for sandbox in sandboxes {
@@ -155,7 +153,7 @@ impl Tables {
             }
             Change::SandboxRemoved { sandbox } => self.remove(*sandbox),
         }
-        Ok(self.chores.range(first_chore..).map(|(_, chore)| chore.clone()).collect())
+        Ok(self.chores.range(before + 1..).map(|(_, chore)| chore.clone()).collect())
     }
 
     pub(super) fn close(
@@ -317,7 +315,12 @@ impl Tables {
         self.chores.insert(number, chore);
     }
 
-    fn count_restores(&mut self, of: Option<SnapshotId>, count: u64, at: forkpoint_core::Timestamp) {
+    fn count_restores(
+        &mut self,
+        of: Option<SnapshotId>,
+        count: u64,
+        at: forkpoint_core::Timestamp,
+    ) {
         if let Some(row) = self.snapshots.values_mut().find(|row| Some(row.id) == of) {
             row.restore_count += count;
             row.last_restored = Some(at);

@@ -11,6 +11,7 @@ use forkpoint_core::{
     driver::PieceName,
     id::{SandboxId, SnapshotId},
     lineage::LineageNode,
+    naming::Name,
     retention::{Candidate, KeepGroup},
 };
 
@@ -22,12 +23,17 @@ impl Tables {
         found.ok_or_else(|| CatalogError::SandboxMissing { reference: id.to_string() })
     }
 
-    pub(crate) fn find_sandbox(&self, driver: &str, reference: &str) -> CatalogResult<SandboxRecord> {
+    pub(crate) fn find_sandbox(
+        &self,
+        driver: &str,
+        reference: &str,
+    ) -> CatalogResult<SandboxRecord> {
         let rows = || self.sandboxes.values();
         let named = |row: &&SandboxRecord| {
             row.driver == driver && row.name.as_ref().is_some_and(|name| name.as_str() == reference)
         };
-        if let Some(found) = rows().find(|row| row.id.to_string() == reference).or(rows().find(named))
+        if let Some(found) =
+            rows().find(|row| row.id.to_string() == reference).or(rows().find(named))
         {
             return Ok(found.clone());
         }
@@ -43,7 +49,7 @@ impl Tables {
     ) -> CatalogResult<Option<SandboxId>> {
         let newest_first = || self.snapshots.values().rev();
         let named = |row: &&SnapshotRecord| {
-            let name = row.sandbox_name.as_ref().map(|name| name.as_str());
+            let name = row.sandbox_name.as_ref().map(Name::as_str);
             row.driver == driver && name == Some(reference)
         };
         let found = newest_first()
@@ -115,9 +121,9 @@ impl Tables {
             LineageScope::Everything => return nodes,
             LineageScope::Ancestors(id) => ancestors(&nodes, *id),
             LineageScope::Tree(id) => {
-                let root = ancestors(&nodes, *id).into_iter().find(|id| {
-                    nodes.iter().any(|node| node.id == *id && node.parent.is_none())
-                });
+                let root = ancestors(&nodes, *id)
+                    .into_iter()
+                    .find(|id| nodes.iter().any(|node| node.id == *id && node.parent.is_none()));
                 root.map(|root| descendants(&nodes, root)).unwrap_or_default()
             }
             LineageScope::Children(id) => {
@@ -134,8 +140,8 @@ impl Tables {
             sandboxes: self.sandboxes.len() as u64,
             snapshots: self.snapshots.len() as u64,
             pinned: rows().filter(|row| row.pinned).count() as u64,
-            own_bytes: rows().map(|row| row.own_bytes).sum(),
-            total_bytes: rows().map(|row| row.total_bytes).sum(),
+            own_bytes: sum(rows().map(|row| row.own_bytes)),
+            total_bytes: sum(rows().map(|row| row.total_bytes)),
             oldest: rows().map(|row| row.created).min(),
             newest: rows().map(|row| row.created).max(),
             drivers: drivers
@@ -143,10 +149,9 @@ impl Tables {
                 .map(|driver| DriverUsage {
                     driver: driver.clone(),
                     snapshots: rows().filter(|row| row.driver == *driver).count() as u64,
-                    own_bytes: rows()
+                    own_bytes: sum(rows()
                         .filter(|row| row.driver == *driver)
-                        .map(|row| row.own_bytes)
-                        .sum(),
+                        .map(|row| row.own_bytes)),
                 })
                 .collect(),
         }
@@ -192,6 +197,10 @@ impl Tables {
     }
 }
 
+fn sum(sizes: impl Iterator<Item = u64>) -> u64 {
+    sizes.fold(0, u64::saturating_add)
+}
+
 /// The one id that begins with `reference`.
 fn only(reference: &str, ids: impl IntoIterator<Item = String>) -> CatalogResult<Option<String>> {
     let mut matches: Vec<String> =
@@ -208,8 +217,9 @@ fn page<'a, T: Clone + 'a>(
     rows: impl Iterator<Item = (&'a u64, &'a T)>,
     limit: Option<usize>,
 ) -> Page<T> {
-    let limit = limit.unwrap_or(usize::MAX - 1);
-    let mut rows: Vec<(u64, &T)> = rows.take(limit + 1).map(|(number, row)| (*number, row)).collect();
+    let limit = limit.unwrap_or(usize::MAX);
+    let mut rows: Vec<(u64, &T)> =
+        rows.take(limit.saturating_add(1)).map(|(number, row)| (*number, row)).collect();
     let more = rows.len() > limit;
     rows.truncate(limit);
     let next = rows.last().filter(|_| more).map(|(number, _)| Cursor(*number));

@@ -1,0 +1,150 @@
+//! Two processes at work on the same things, in every order that a seed can think of.
+
+use std::time::Duration;
+
+use forkpoint_core::{
+    ErrorKind,
+    engine::{SnapshotEdit, SnapshotRequest, Wait},
+};
+use forkpoint_testkit::{
+    Seat, Simulation, World,
+    faults::{Fault, FaultPlan},
+    harness::{
+        Harness,
+        ops::{fill, named},
+    },
+};
+use futures::FutureExt as _;
+
+fn harness() -> Harness<'static> {
+    Harness::new(&World::new, 12)
+}
+
+fn filled(simulation: Simulation) -> World {
+    let world = World::new(simulation);
+    fill(&world);
+    world
+}
+
+#[test]
+fn two_operations_meet() {
+    harness().two_operations_meet().check();
+}
+
+#[test]
+fn one_of_two_dies() {
+    harness().one_of_two_dies().check();
+}
+
+#[test]
+fn two_recoveries_meet() {
+    harness().two_recoveries_meet().check();
+}
+
+#[test]
+fn recovery_leaves_alone_what_its_own_process_is_at() {
+    harness().recovery_leaves_its_own_process_alone().check();
+}
+
+#[test]
+fn the_next_call_clears_what_a_dead_process_left() {
+    harness().the_next_call_clears_what_is_left().check();
+}
+
+#[test]
+fn the_second_hears_who_is_first() {
+    let mut met = 0;
+    for seed in 0..50 {
+        let world = filled(Simulation::shuffled(seed));
+        let (one, two) = (world.seat(), world.seat());
+        let first = async move { one.engine.snapshot(SnapshotRequest::new("web")).await.map(drop) };
+        let second = async move { two.engine.destroy("web", Wait::No).await.map(drop) };
+        let racers = [(one.process, first.boxed()), (two.process, second.boxed())];
+        let results = world.simulation.run_all(racers);
+        let Some(Err(err)) = &results[1] else { continue };
+        met += 1;
+        assert_eq!(err.kind(), ErrorKind::Conflict, "{}", err.chain());
+        let text = err.chain().to_string();
+        let id = err.busy_with().expect("it names the operation").to_string();
+        assert!(text.contains(&id) && text.contains("snapshot"), "{text}");
+    }
+    assert!(met > 0, "no order made them meet");
+}
+
+#[test]
+fn who_waits_gets_its_turn() {
+    for seed in 0..50 {
+        let world = filled(Simulation::shuffled(seed));
+        let wait = Wait::UpTo(Duration::from_secs(60));
+        let racers = (0..4).map(|_| {
+            let Seat { process, engine } = world.seat();
+            let request = SnapshotRequest { wait, ..SnapshotRequest::new("web") };
+            (process, async move { engine.snapshot(request).await.map(drop) }.boxed())
+        });
+        let results = world.simulation.run_all(racers);
+        for result in results {
+            result.unwrap().unwrap_or_else(|err| panic!("seed {seed}: {}", err.chain()));
+        }
+        assert_eq!(world.visible().snapshots.len(), 9);
+        assert_eq!(world.broken_invariants(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn waiting_ends_when_the_time_is_up() {
+    let world = filled(Simulation::in_order());
+    let (holder, waiter) = (world.seat(), world.seat());
+    // Dies in the middle of a snapshot, but its handle lives on: it looks alive to the others.
+    world.faults.arm(FaultPlan::new(holder.process, 5, Fault::CrashBefore));
+    let engine = holder.engine.clone();
+    let dead = world.simulation.run(holder.process, async move {
+        engine.snapshot(SnapshotRequest::new("web")).await.map(drop)
+    });
+    assert!(dead.is_none());
+    world.faults.disarm();
+    let wait = Wait::UpTo(Duration::from_secs(2));
+    let before = world.simulation.now();
+    let result = world
+        .simulation
+        .run(waiter.process, async move { waiter.engine.destroy("web", wait).await })
+        .unwrap();
+    assert_eq!(result.unwrap_err().kind(), ErrorKind::Conflict);
+    let waited = world.simulation.now().duration_since(before);
+    assert!(waited.as_secs() >= 2 && waited.as_secs() < 4, "{waited:?}");
+    drop(holder);
+    world.run(|engine| async move { engine.recover().await.unwrap() });
+    assert_eq!(world.broken_invariants(), Vec::<String>::new());
+}
+
+#[test]
+fn two_edits_both_last() {
+    for seed in 0..50 {
+        let world = filled(Simulation::shuffled(seed));
+        let pin = SnapshotEdit { pinned: Some(true), ..SnapshotEdit::default() };
+        let text = Some(Some("a note".to_owned()));
+        let describe = SnapshotEdit { description: text, ..SnapshotEdit::default() };
+        let racers = [pin, describe].map(|edit| {
+            let Seat { process, engine } = world.seat();
+            let wait = Wait::UpTo(Duration::from_secs(60));
+            (process, async move { engine.edit_snapshot("one", edit, wait).await }.boxed())
+        });
+        let results = world.simulation.run_all(racers);
+        assert!(results.iter().flatten().all(Result::is_ok), "seed {seed}");
+        let one = world.run(|engine| async move { engine.show("one").await.unwrap().record });
+        assert!(one.pinned && one.description.as_deref() == Some("a note"), "seed {seed}");
+    }
+}
+
+#[test]
+fn one_name_goes_to_one_of_two() {
+    for seed in 0..50 {
+        let world = World::new(Simulation::shuffled(seed));
+        let racers = [world.seat(), world.seat()].map(|Seat { process, engine }| {
+            (process, async move { engine.create(named("same")).await }.boxed())
+        });
+        let results = world.simulation.run_all(racers);
+        let made = results.iter().flatten().filter(|result| result.is_ok()).count();
+        assert_eq!(made, 1, "seed {seed}");
+        assert_eq!(world.broken_invariants(), Vec::<String>::new());
+    }
+}

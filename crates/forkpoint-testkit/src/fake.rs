@@ -1,0 +1,229 @@
+//! A platform in memory, and the driver for it.
+//!
+//! It keeps a snapshot as a piece that holds only what changed over the piece below, so that freeing
+//! one too early breaks those above it, as it would with real layers.
+
+use std::{
+    collections::BTreeMap,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use forkpoint_core::{
+    driver::{
+        Adopted, Artifact, Capabilities, Driver, DriverError, DriverResult, Finding, PieceName,
+        Sandbox, SandboxStatus, Severity, SnapshotKind,
+    },
+    id::{SandboxId, SnapshotId},
+    part::{Part, PartFormat},
+    spec::SandboxSpec,
+};
+
+mod parts;
+mod process;
+mod sandbox;
+mod state;
+
+use sandbox::FakeSandbox;
+use state::State;
+
+pub(crate) const DRIVER: &str = "fake";
+
+/// The files of a sandbox; directories are implied.
+pub type Files = BTreeMap<PathBuf, Bytes>;
+
+/// What several processes share, as they share a kernel or a container engine.
+#[derive(Clone, Debug, Default)]
+pub struct FakePlatform(Arc<Mutex<State>>);
+
+impl FakePlatform {
+    /// A driver as one more process would open it.
+    #[must_use]
+    pub fn driver(&self) -> FakeDriver {
+        FakeDriver { platform: self.clone() }
+    }
+
+    /// Puts something there that is not ours.
+    pub fn add_foreign(&self, native_name: &str, files: Files) -> SandboxId {
+        self.state().add_foreign(native_name, files)
+    }
+
+    /// What no driver should ever have been asked to do.
+    #[must_use]
+    pub fn violations(&self) -> Vec<String> {
+        self.state().violations.clone()
+    }
+
+    #[must_use]
+    pub fn sandboxes(&self) -> Vec<SandboxId> {
+        self.state().sandboxes.keys().copied().collect()
+    }
+
+    #[must_use]
+    pub fn paused(&self) -> Vec<SandboxId> {
+        let paused = |state: &State| {
+            let rows = state.sandboxes.iter().filter(|(_, sandbox)| sandbox.paused);
+            rows.map(|(id, _)| *id).collect()
+        };
+        paused(&self.state())
+    }
+
+    #[must_use]
+    pub fn pieces(&self) -> Vec<PieceName> {
+        self.state().pieces.keys().cloned().collect()
+    }
+
+    #[must_use]
+    pub fn files(&self, id: SandboxId) -> Option<Files> {
+        self.state().sandboxes.get(&id).map(|sandbox| sandbox.files.clone())
+    }
+
+    /// What the sandbox held when the snapshot was sealed, kept apart from the pieces.
+    #[must_use]
+    pub fn truth(&self, snapshot: SnapshotId) -> Option<Files> {
+        self.state().truth.get(&snapshot).cloned()
+    }
+
+    /// On what the sandbox stood when the snapshot was sealed; `None` when it was not sealed here.
+    #[must_use]
+    pub fn grown_from(&self, snapshot: SnapshotId) -> Option<Option<SnapshotId>> {
+        let state = self.state();
+        let piece = state.pieces.values().find(|piece| piece.snapshot == snapshot)?;
+        piece.sealed_from.map(|(_, base)| base)
+    }
+
+    /// Makes the platform forget a sandbox, as a reboot would.
+    pub fn lose(&self, id: SandboxId) {
+        self.state().sandboxes.remove(&id);
+    }
+
+    /// Damages what a snapshot holds.
+    pub fn damage(&self, snapshot: SnapshotId) {
+        self.state().pieces.retain(|_, piece| piece.snapshot != snapshot);
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Clone, Debug)]
+pub struct FakeDriver {
+    platform: FakePlatform,
+}
+
+impl FakeDriver {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.platform.state()
+    }
+
+    fn handle(&self, id: SandboxId) -> Arc<dyn Sandbox> {
+        Arc::new(FakeSandbox::new(self.platform.clone(), id))
+    }
+}
+
+#[async_trait]
+impl Driver for FakeDriver {
+    fn name(&self) -> &'static str {
+        DRIVER
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            kinds: vec![SnapshotKind::Files],
+            rollback: true,
+            adopt: true,
+            exports: vec![PartFormat::tree()],
+            imports: vec![PartFormat::tree()],
+        }
+    }
+
+    async fn create(&self, id: SandboxId, spec: &SandboxSpec) -> DriverResult<Arc<dyn Sandbox>> {
+        self.state().create(id, spec, None)?;
+        Ok(self.handle(id))
+    }
+
+    async fn restore(
+        &self,
+        id: SandboxId,
+        spec: &SandboxSpec,
+        from: &Artifact,
+    ) -> DriverResult<Arc<dyn Sandbox>> {
+        self.state().create(id, spec, Some(from))?;
+        Ok(self.handle(id))
+    }
+
+    async fn rollback(
+        &self,
+        id: SandboxId,
+        spec: &SandboxSpec,
+        to: &Artifact,
+    ) -> DriverResult<Arc<dyn Sandbox>> {
+        self.state().rollback(id, spec, to)?;
+        Ok(self.handle(id))
+    }
+
+    async fn adopt(&self, native_name: &str) -> DriverResult<Adopted> {
+        self.state().adopt(native_name)
+    }
+
+    async fn attach(&self, id: SandboxId) -> DriverResult<Arc<dyn Sandbox>> {
+        self.state().sandbox(id)?;
+        Ok(self.handle(id))
+    }
+
+    async fn status(&self, id: SandboxId) -> DriverResult<Option<SandboxStatus>> {
+        Ok(self.state().status(id))
+    }
+
+    async fn list(&self) -> DriverResult<Vec<SandboxId>> {
+        Ok(self.state().ours())
+    }
+
+    async fn validate(&self, id: SandboxId, kind: SnapshotKind) -> DriverResult<Vec<Finding>> {
+        self.state().sandbox(id)?;
+        let message = "driver `fake` keeps no processes and no memory".to_owned();
+        let severity = match kind {
+            SnapshotKind::Files => Severity::LeftOut,
+            SnapshotKind::Full => Severity::Blocks,
+        };
+        Ok(vec![Finding { severity, message }])
+    }
+
+    async fn destroy(&self, id: SandboxId) -> DriverResult<()> {
+        self.state().destroy(id)
+    }
+
+    async fn settle(&self, id: SandboxId) -> DriverResult<()> {
+        if let Ok(sandbox) = self.state().sandbox(id) {
+            sandbox.paused = false;
+        }
+        Ok(())
+    }
+
+    async fn unseal(&self, snapshot: SnapshotId) -> DriverResult<()> {
+        self.state().unseal(snapshot);
+        Ok(())
+    }
+
+    async fn discard(&self, piece: &PieceName) -> DriverResult<()> {
+        self.state().discard(piece)
+    }
+
+    async fn export(&self, artifact: &Artifact) -> DriverResult<Vec<Part>> {
+        let files = self.state().files_of(artifact)?;
+        Ok(vec![parts::export(files)])
+    }
+
+    async fn import(&self, snapshot: SnapshotId, parts: Vec<Part>) -> DriverResult<Artifact> {
+        let known = |part: &Part| part.format == PartFormat::tree();
+        if let Some(odd) = parts.iter().find(|part| !known(part)) {
+            let reason = format!("it imports no parts in format `{}`", odd.format);
+            return Err(DriverError::Invalid { driver: DRIVER, reason });
+        }
+        let files = parts::import(parts).await?;
+        Ok(self.state().import(snapshot, files))
+    }
+}

@@ -1,0 +1,140 @@
+//! The few commands that the fake platform can run.
+
+use std::{
+    ffi::OsStr,
+    io,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use forkpoint_core::{
+    driver::{
+        ByteSink, Command, DriverError, DriverResult, ExitStatus, Process, ProcessControl, TtySize,
+    },
+    id::SandboxId,
+    part::ByteStream,
+    spec::SandboxSpec,
+};
+use futures::{
+    FutureExt as _, SinkExt as _, StreamExt as _,
+    channel::{mpsc, oneshot},
+    future::{BoxFuture, Shared},
+    stream,
+};
+
+use super::{DRIVER, Files};
+
+type Exit = Shared<BoxFuture<'static, ExitStatus>>;
+
+pub(super) fn start(
+    command: &Command,
+    id: SandboxId,
+    files: &Files,
+    spec: &SandboxSpec,
+) -> DriverResult<Process> {
+    let argv: Vec<&str> = command.argv.iter().filter_map(|arg| arg.to_str()).collect();
+    let Some((program, args)) = argv.split_first() else {
+        return Err(DriverError::Invalid { driver: DRIVER, reason: "no command given".into() });
+    };
+    let text = |line: &str| Bytes::from(format!("{line}\n"));
+    Ok(match (*program, args) {
+        ("true", _) => done(Bytes::new(), Bytes::new(), 0),
+        ("false", _) => done(Bytes::new(), Bytes::new(), 1),
+        ("echo", words) => done(text(&words.join(" ")), Bytes::new(), 0),
+        ("hostname", _) => done(text(&id.to_string()), Bytes::new(), 0),
+        ("printenv", [name]) => {
+            let given = command.env.get(OsStr::new(name)).and_then(|value| value.to_str());
+            match given.or(spec.env.get(*name).map(String::as_str)) {
+                Some(value) => done(text(value), Bytes::new(), 0),
+                None => done(Bytes::new(), Bytes::new(), 1),
+            }
+        }
+        ("cat", []) => cat(command.stdin),
+        ("cat", [path]) => match files.get(std::path::Path::new(path)) {
+            Some(bytes) => done(bytes.clone(), Bytes::new(), 0),
+            None => done(Bytes::new(), text("cat: no such file"), 1),
+        },
+        ("sh", ["-c", script]) => done(Bytes::new(), Bytes::new(), exit_code(script)),
+        ("sleep", _) => sleep(command.timeout.is_some()),
+        (other, _) => done(Bytes::new(), text(&format!("{other}: not found")), 127),
+    })
+}
+
+fn exit_code(script: &str) -> i32 {
+    script.strip_prefix("exit ").and_then(|code| code.trim().parse().ok()).unwrap_or(127)
+}
+
+fn done(stdout: Bytes, stderr: Bytes, code: i32) -> Process {
+    let exit = futures::future::ready(ExitStatus::Code(code)).boxed().shared();
+    Process { stdin: None, stdout: one(stdout), stderr: one(stderr), control: control(exit, None) }
+}
+
+/// Gives back what it is given, until the input ends.
+fn cat(stdin: bool) -> Process {
+    let (sender, receiver) = mpsc::unbounded::<Bytes>();
+    let (ended, end) = oneshot::channel::<()>();
+    let stdout = receiver.map(io::Result::Ok).chain(
+        stream::once(async move {
+            drop(ended);
+            None
+        })
+        .filter_map(futures::future::ready),
+    );
+    let sink: ByteSink = Box::pin(sender.sink_map_err(|_| io::ErrorKind::BrokenPipe.into()));
+    let exit = end.map(|_| ExitStatus::Code(0)).boxed().shared();
+    let exit = match stdin {
+        true => exit,
+        false => futures::future::ready(ExitStatus::Code(0)).boxed().shared(),
+    };
+    let stdin = stdin.then_some(sink);
+    Process {
+        stdin,
+        stdout: stdout.boxed(),
+        stderr: one(Bytes::new()),
+        control: control(exit, None),
+    }
+}
+
+/// Sleeps until a signal comes. Nobody waits for real time here: a limit is up at once.
+fn sleep(limited: bool) -> Process {
+    let (signal, signalled) = oneshot::channel();
+    let exit = match limited {
+        true => futures::future::ready(ExitStatus::TimedOut).boxed(),
+        false => signalled.map(|signal| ExitStatus::Signal(signal.unwrap_or(9))).boxed(),
+    };
+    let control = control(exit.shared(), Some(signal));
+    Process { stdin: None, stdout: one(Bytes::new()), stderr: one(Bytes::new()), control }
+}
+
+fn one(bytes: Bytes) -> ByteStream {
+    stream::iter((!bytes.is_empty()).then_some(Ok(bytes))).boxed()
+}
+
+fn control(exit: Exit, signal: Option<oneshot::Sender<i32>>) -> Box<dyn ProcessControl> {
+    Box::new(FakeProcess { exit, signal: Arc::new(Mutex::new(signal)) })
+}
+
+#[derive(Debug)]
+struct FakeProcess {
+    exit: Exit,
+    signal: Arc<Mutex<Option<oneshot::Sender<i32>>>>,
+}
+
+#[async_trait]
+impl ProcessControl for FakeProcess {
+    async fn signal(&self, signal: i32) -> DriverResult<()> {
+        let sender = self.signal.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Nobody is there to get it once the process is gone.
+        let _ = sender.map(|sender| sender.send(signal));
+        Ok(())
+    }
+
+    async fn resize(&self, _size: TtySize) -> DriverResult<()> {
+        Ok(())
+    }
+
+    async fn wait(&self) -> DriverResult<ExitStatus> {
+        Ok(self.exit.clone().await)
+    }
+}

@@ -1,0 +1,209 @@
+//! A driver whose calls go wrong.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use forkpoint_core::{
+    driver::{
+        Adopted, Artifact, Capabilities, Command, Driver, DriverError, DriverResult, Entry,
+        Finding, PausedSandbox, PieceName, Process, Sandbox, SandboxStatus, SnapshotKind,
+        WriteMode,
+    },
+    error::BoxError,
+    id::{SandboxId, SnapshotId},
+    part::{ByteStream, Part},
+    path::SandboxPath,
+    spec::SandboxSpec,
+};
+use futures::future::Future;
+
+use super::{Faults, Inside};
+use crate::simulation::ProcessId;
+
+#[derive(Debug)]
+pub struct FaultyDriver {
+    inner: Arc<dyn Driver>,
+    place: Place,
+}
+
+/// Where calls are counted, and whose they are.
+#[derive(Clone, Debug)]
+struct Place {
+    faults: Faults,
+    process: ProcessId,
+    driver: &'static str,
+}
+
+impl Place {
+    async fn call<T>(
+        &self,
+        call: &'static str,
+        effect: impl Future<Output = DriverResult<T>>,
+    ) -> DriverResult<T> {
+        let driver = self.driver;
+        let fail = |source: BoxError| DriverError::Failed { driver, operation: call, source };
+        self.faults.around((self.process, call), effect, None, fail).await
+    }
+
+    async fn inside<T>(
+        &self,
+        sandbox: SandboxId,
+        call: &'static str,
+        effect: impl Future<Output = DriverResult<T>>,
+    ) -> DriverResult<T> {
+        let _inside = self.faults.enter(self.process, sandbox, call);
+        self.call(call, effect).await
+    }
+
+    fn sandbox(&self, inner: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
+        Arc::new(FaultySandbox { inner, place: self.clone() })
+    }
+}
+
+impl FaultyDriver {
+    #[must_use]
+    pub fn new(inner: Arc<dyn Driver>, faults: Faults, process: ProcessId) -> Self {
+        let driver = inner.name();
+        Self { inner, place: Place { faults, process, driver } }
+    }
+}
+
+#[async_trait]
+impl Driver for FaultyDriver {
+    fn name(&self) -> &'static str {
+        self.inner.name()
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.inner.capabilities()
+    }
+
+    async fn create(&self, id: SandboxId, spec: &SandboxSpec) -> DriverResult<Arc<dyn Sandbox>> {
+        let made = self.place.inside(id, "create", self.inner.create(id, spec)).await?;
+        Ok(self.place.sandbox(made))
+    }
+
+    async fn restore(
+        &self,
+        id: SandboxId,
+        spec: &SandboxSpec,
+        from: &Artifact,
+    ) -> DriverResult<Arc<dyn Sandbox>> {
+        let made = self.place.inside(id, "restore", self.inner.restore(id, spec, from)).await?;
+        Ok(self.place.sandbox(made))
+    }
+
+    async fn rollback(
+        &self,
+        id: SandboxId,
+        spec: &SandboxSpec,
+        to: &Artifact,
+    ) -> DriverResult<Arc<dyn Sandbox>> {
+        let made = self.place.inside(id, "rollback", self.inner.rollback(id, spec, to)).await?;
+        Ok(self.place.sandbox(made))
+    }
+
+    async fn adopt(&self, native_name: &str) -> DriverResult<Adopted> {
+        self.place.call("adopt", self.inner.adopt(native_name)).await
+    }
+
+    async fn attach(&self, id: SandboxId) -> DriverResult<Arc<dyn Sandbox>> {
+        let found = self.place.call("attach", self.inner.attach(id)).await?;
+        Ok(self.place.sandbox(found))
+    }
+
+    async fn status(&self, id: SandboxId) -> DriverResult<Option<SandboxStatus>> {
+        self.place.call("status", self.inner.status(id)).await
+    }
+
+    async fn list(&self) -> DriverResult<Vec<SandboxId>> {
+        self.place.call("list", self.inner.list()).await
+    }
+
+    async fn validate(&self, id: SandboxId, kind: SnapshotKind) -> DriverResult<Vec<Finding>> {
+        self.place.call("validate", self.inner.validate(id, kind)).await
+    }
+
+    async fn destroy(&self, id: SandboxId) -> DriverResult<()> {
+        self.place.inside(id, "destroy", self.inner.destroy(id)).await
+    }
+
+    async fn settle(&self, id: SandboxId) -> DriverResult<()> {
+        self.place.inside(id, "settle", self.inner.settle(id)).await
+    }
+
+    async fn unseal(&self, snapshot: SnapshotId) -> DriverResult<()> {
+        self.place.call("unseal", self.inner.unseal(snapshot)).await
+    }
+
+    async fn discard(&self, piece: &PieceName) -> DriverResult<()> {
+        self.place.call("discard", self.inner.discard(piece)).await
+    }
+
+    async fn export(&self, artifact: &Artifact) -> DriverResult<Vec<Part>> {
+        self.place.call("export", self.inner.export(artifact)).await
+    }
+
+    async fn import(&self, snapshot: SnapshotId, parts: Vec<Part>) -> DriverResult<Artifact> {
+        self.place.call("import", self.inner.import(snapshot, parts)).await
+    }
+}
+
+#[derive(Debug)]
+struct FaultySandbox {
+    inner: Arc<dyn Sandbox>,
+    place: Place,
+}
+
+#[async_trait]
+impl Sandbox for FaultySandbox {
+    fn id(&self) -> SandboxId {
+        self.inner.id()
+    }
+
+    async fn exec(&self, command: &Command) -> DriverResult<Process> {
+        self.place.call("exec", self.inner.exec(command)).await
+    }
+
+    async fn read(&self, path: &SandboxPath) -> DriverResult<ByteStream> {
+        self.place.call("read", self.inner.read(path)).await
+    }
+
+    async fn write(
+        &self,
+        path: &SandboxPath,
+        bytes: ByteStream,
+        mode: WriteMode,
+    ) -> DriverResult<()> {
+        self.place.call("write", self.inner.write(path, bytes, mode)).await
+    }
+
+    async fn entries(&self, path: &SandboxPath, depth: u32) -> DriverResult<Vec<Entry>> {
+        self.place.call("entries", self.inner.entries(path, depth)).await
+    }
+
+    async fn pause(&self) -> DriverResult<Box<dyn PausedSandbox>> {
+        // From here to the resume the sandbox is this process's own.
+        let inside = self.place.faults.enter(self.place.process, self.id(), "pause");
+        let inner = self.place.call("pause", self.inner.pause()).await?;
+        Ok(Box::new(FaultyPaused { inner, place: self.place.clone(), _inside: inside }))
+    }
+}
+
+#[derive(Debug)]
+struct FaultyPaused {
+    inner: Box<dyn PausedSandbox>,
+    place: Place,
+    _inside: Inside,
+}
+
+#[async_trait]
+impl PausedSandbox for FaultyPaused {
+    async fn seal(&mut self, snapshot: SnapshotId, kind: SnapshotKind) -> DriverResult<Artifact> {
+        self.place.call("seal", self.inner.seal(snapshot, kind)).await
+    }
+
+    async fn resume(self: Box<Self>) -> DriverResult<()> {
+        self.place.call("resume", self.inner.resume()).await
+    }
+}

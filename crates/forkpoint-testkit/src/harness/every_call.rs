@@ -1,0 +1,217 @@
+//! One process, and every way in which its calls can go wrong.
+
+use std::task::Poll;
+
+use futures::future::{self, Either};
+
+use super::{Ending, Harness, MANY, OPS, Op, Tally, recover, run_with_fault};
+use crate::{
+    Simulation, World,
+    faults::{Fault, FaultPlan},
+};
+
+impl Harness<'_> {
+    /// The harness itself: without a fault every operation works, and changes something.
+    pub fn without_a_fault(&self) -> Tally {
+        let mut tally = Tally::new("no fault");
+        for op in &OPS {
+            let world = self.world(Simulation::in_order());
+            let before = world.visible();
+            let failed = world.run(op.run).err().map(|err| err.chain().to_string());
+            let mut broken: Vec<String> = failed.into_iter().collect();
+            if world.visible() == before {
+                broken.push("nothing changed".to_owned());
+            }
+            broken.extend(world.broken_invariants());
+            tally.add(op.name, broken);
+        }
+        tally
+    }
+
+    pub fn any_call_may_fail(&self) -> Tally {
+        let mut tally = Tally::new("one fault, then recovery");
+        for op in &OPS {
+            for &fault in self.faults {
+                for at in 1..MANY {
+                    let world = self.world(Simulation::in_order());
+                    let Some(ending) = run_with_fault(&world, op, at, fault) else { break };
+                    let mut broken: Vec<String> = lie(op, &ending).into_iter().collect();
+                    if ending.single {
+                        broken.extend(world.open_operations());
+                    }
+                    broken.extend(recover(&world));
+                    broken.extend(world.broken_invariants());
+                    tally.add(&ending.case, broken);
+                }
+            }
+        }
+        tally
+    }
+
+    /// A commit that is still on its way when its operation is being undone.
+    pub fn a_commit_may_be_late(&self) -> Tally {
+        let mut tally = Tally::new("a late commit");
+        for op in &OPS {
+            for seed in 0..2 * self.orders {
+                for at in 1..MANY {
+                    let world = self.world(Simulation::shuffled(seed));
+                    let Some(ending) = run_with_fault(&world, op, at, Fault::Late) else { break };
+                    let mut broken: Vec<String> = lie(op, &ending).into_iter().collect();
+                    broken.extend(world.open_operations());
+                    broken.extend(recover(&world));
+                    broken.extend(world.broken_invariants());
+                    tally.add(&format!("{}, seed {seed}", ending.case), broken);
+                }
+            }
+        }
+        tally
+    }
+
+    pub fn any_two_calls_may_fail(&self) -> Tally {
+        let mut tally = Tally::new("two faults, then recovery");
+        for op in &OPS {
+            for first in [Fault::Before, Fault::After] {
+                for second in [Fault::Before, Fault::After, Fault::CrashAfter] {
+                    for at in 1..=self.calls(op) {
+                        self.fail_later(op, (at, first), second, &mut tally);
+                    }
+                }
+            }
+        }
+        tally
+    }
+
+    fn fail_later(&self, op: &Op, first: (usize, Fault), second: Fault, tally: &mut Tally) {
+        let (at, fault) = first;
+        for later in at + 1..MANY {
+            let world = self.world(Simulation::in_order());
+            let then = Some((later, second));
+            let plan = FaultPlan::new(world.next_process(), at, fault);
+            world.faults.arm(FaultPlan { then, ..plan });
+            world.try_run(op.run);
+            let Some(call) = world.faults.struck() else { break };
+            world.faults.disarm();
+            let mut broken = recover(&world);
+            broken.extend(world.broken_invariants());
+            let case = format!("{}, {fault:?} at {at}, {second:?} at {later} ({call})", op.name);
+            tally.add(&case, broken);
+        }
+    }
+
+    /// How many calls an operation makes when all goes well.
+    fn calls(&self, op: &Op) -> usize {
+        let world = self.world(Simulation::in_order());
+        let process = world.next_process();
+        world.faults.arm(FaultPlan::new(process, MANY, Fault::Before));
+        world.run(op.run).unwrap();
+        world.faults.calls(process)
+    }
+
+    pub fn recovery_may_fail_too(&self) -> Tally {
+        let mut tally = Tally::new("a fault, a fault in its recovery, then recovery");
+        for op in &OPS {
+            for fault in [Fault::CrashBefore, Fault::CrashAfter, Fault::Outage] {
+                for at in 1..MANY {
+                    if !self.fail_recovery(op, at, fault, &mut tally) {
+                        break;
+                    }
+                }
+            }
+        }
+        tally
+    }
+
+    /// `false` when the operation makes fewer calls than `at`.
+    fn fail_recovery(&self, op: &Op, at: usize, fault: Fault, tally: &mut Tally) -> bool {
+        for second in [Fault::Before, Fault::After, Fault::CrashBefore, Fault::CrashAfter] {
+            for second_at in 1..MANY {
+                let world = self.world(Simulation::in_order());
+                let Some(ending) = run_with_fault(&world, op, at, fault) else { return false };
+                let process = world.next_process();
+                world.faults.arm(FaultPlan::new(process, second_at, second));
+                world.try_run(|engine| async move { engine.recover().await.map(drop) });
+                let struck = world.faults.struck();
+                world.faults.disarm();
+                let mut broken = recover(&world);
+                broken.extend(world.broken_invariants());
+                let call = struck.unwrap_or("none");
+                let case = format!("{}, {second:?} at {second_at} ({call})", ending.case);
+                tally.add(&case, broken);
+                if struck.is_none() {
+                    break;
+                }
+            }
+        }
+        true
+    }
+
+    /// The process lives on, and its own recovery closes what it could not.
+    pub fn the_same_process_recovers(&self) -> Tally {
+        let mut tally = Tally::new("undo failed, then recovery in the same process");
+        for op in &OPS {
+            for fault in [Fault::TwiceBefore, Fault::TwiceAfter, Fault::Outage] {
+                for at in 1..MANY {
+                    let world = self.world(Simulation::in_order());
+                    world.faults.arm(FaultPlan::new(world.next_process(), at, fault));
+                    let (faults, run) = (world.faults.clone(), op.run);
+                    let recovered = world.run(|engine| async move {
+                        let _ = run(engine.clone()).await;
+                        faults.disarm();
+                        engine.recover().await
+                    });
+                    let Some(call) = world.faults.struck() else { break };
+                    let failed = recovered.err().map(|err| err.chain().to_string());
+                    let mut broken: Vec<String> = failed.into_iter().collect();
+                    broken.extend(world.broken_invariants());
+                    tally.add(&format!("{}, call {at} ({call}), {fault:?}", op.name), broken);
+                }
+            }
+        }
+        tally
+    }
+
+    pub fn a_caller_may_go_away(&self) -> Tally {
+        let mut tally = Tally::new("the caller went away");
+        let mut answers = 0;
+        for op in &OPS {
+            for patience in 0..10 * self.orders {
+                let world = self.world(Simulation::shuffled(patience));
+                let before = world.visible();
+                let answered = walk_away(&world, op, patience);
+                world.simulation.settle();
+                let silent = answered && world.visible() == before;
+                let mut broken = world.broken_invariants();
+                broken.extend(silent.then(|| "answered, and nothing changed".to_owned()));
+                tally.add(&format!("{}, gone after {patience} steps", op.name), broken);
+                answers += usize::from(answered);
+            }
+        }
+        assert!(answers > 0 && answers < tally.runs, "{answers} callers of {}", tally.runs);
+        tally
+    }
+}
+
+/// An answer must be true. With one fault the engine can always find out what happened.
+fn lie(op: &Op, ending: &Ending) -> Option<String> {
+    match &ending.result {
+        Some(Ok(())) if !ending.changed => Some("says it is done, and nothing changed".to_owned()),
+        Some(Err(err)) if ending.changed && ending.single && !op.parts => {
+            Some(format!("says it failed, and something changed: {}", err.chain()))
+        }
+        _ => None,
+    }
+}
+
+/// Starts an operation and stops listening after some steps; whether it answered before.
+fn walk_away(world: &World, op: &Op, patience: u64) -> bool {
+    let run = op.run;
+    world.run(move |engine| async move {
+        let mut left = patience;
+        let tired = future::poll_fn(move |context| {
+            context.waker().wake_by_ref();
+            left = left.saturating_sub(1);
+            if left == 0 { Poll::Ready(()) } else { Poll::Pending }
+        });
+        matches!(future::select(run(engine), tired).await, Either::Left(_))
+    })
+}

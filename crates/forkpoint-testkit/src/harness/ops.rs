@@ -1,0 +1,189 @@
+//! A world with something in it, and every operation that changes something.
+//!
+//! An operation that is new joins [`OPS`], and so meets every fault.
+
+use bytes::Bytes;
+use forkpoint_core::{
+    Engine, Error, ErrorKind, Result,
+    catalog::SnapshotRecord,
+    driver::{SnapshotKind, WriteMode},
+    engine::{
+        AdoptRequest, CreateRequest, ForkRequest, ForkSource, Forked, RestoreRequest,
+        RollbackRequest, SnapshotEdit, SnapshotOutcome, SnapshotRequest, Wait,
+    },
+    label::Labels,
+    path::SandboxPath,
+    retention::RetentionPolicy,
+    spec::SandboxSpec,
+};
+
+use futures::{StreamExt as _, future::BoxFuture, stream};
+
+use crate::{Files, World};
+
+pub fn spec() -> SandboxSpec {
+    SandboxSpec::new("tiny".parse().unwrap())
+}
+
+pub fn named(name: &str) -> CreateRequest {
+    CreateRequest { name: Some(name.parse().unwrap()), ..CreateRequest::new(spec()) }
+}
+
+pub async fn write(engine: &Engine, sandbox: &str, path: &str, text: &str) {
+    let sandbox = engine.attach(sandbox).await.unwrap();
+    let bytes = stream::iter([Ok(Bytes::from(text.to_owned()))]).boxed();
+    let path = SandboxPath::new(path).unwrap();
+    sandbox.write(&path, bytes, WriteMode::Replace).await.unwrap();
+}
+
+pub async fn snapshot(engine: &Engine, sandbox: &str, name: &str) -> SnapshotRecord {
+    taken(engine.snapshot(snapshot_request(sandbox, name)).await.unwrap())
+}
+
+pub fn snapshot_request(sandbox: &str, name: &str) -> SnapshotRequest {
+    SnapshotRequest { name: Some(name.parse().unwrap()), ..SnapshotRequest::new(sandbox) }
+}
+
+pub fn taken(outcome: SnapshotOutcome) -> SnapshotRecord {
+    match outcome {
+        SnapshotOutcome::Taken(taken) => taken.snapshot,
+        SnapshotOutcome::Skipped { trigger } => panic!("{trigger} was skipped"),
+    }
+}
+
+/// Two sandboxes, one grown from the other's first snapshot, one bare; a foreign one that is adopted
+/// and one that is not; a snapshot that outlived its sandbox, and a sandbox that outlived its snapshot.
+pub fn fill(world: &World) {
+    fill_small(world);
+    world.run(|engine| async move {
+        for (sandbox, taken) in [("last", "lone"), ("heir", "gone")] {
+            engine.create(named(sandbox)).await.unwrap();
+            write(&engine, sandbox, "/step", taken).await;
+            snapshot(&engine, sandbox, taken).await;
+        }
+        engine.destroy("last", Wait::No).await.unwrap();
+        engine.delete_snapshot("gone", Wait::No).await.unwrap();
+    });
+}
+
+/// `web` with snapshots `one` and `two`, a copy `copy` of `one` with a snapshot `branch`, a sandbox
+/// `bare` without any, and a foreign `theirs` (adopted, with a snapshot) and `stranger` (not).
+pub fn fill_small(world: &World) {
+    for name in ["theirs", "stranger"] {
+        let files = Files::from([("/etc/image".into(), Bytes::from(name))]);
+        world.platform.add_foreign(name, files);
+    }
+    world.run(|engine| async move {
+        engine.create(named("web")).await.unwrap();
+        write(&engine, "web", "/step", "one").await;
+        snapshot(&engine, "web", "one").await;
+        write(&engine, "web", "/step", "two").await;
+        snapshot(&engine, "web", "two").await;
+        write(&engine, "web", "/unsaved", "work").await;
+        let name = Some("copy".parse().unwrap());
+        engine.restore(RestoreRequest { name, ..RestoreRequest::new("one") }).await.unwrap();
+        write(&engine, "copy", "/branch", "yes").await;
+        snapshot(&engine, "copy", "branch").await;
+        engine.create(named("bare")).await.unwrap();
+        engine.adopt(adopt("theirs")).await.unwrap();
+        snapshot(&engine, "theirs", "of-theirs").await;
+    });
+}
+
+fn adopt(native_name: &str) -> AdoptRequest {
+    AdoptRequest {
+        driver: "fake".into(),
+        native_name: native_name.into(),
+        labels: Labels::default(),
+        wait: Wait::No,
+    }
+}
+
+/// An operation that changes something, by name.
+#[derive(Clone, Copy, Debug)]
+pub struct Op {
+    pub name: &'static str,
+    pub run: fn(Engine) -> BoxFuture<'static, Result<()>>,
+    /// Some of it may stay although it failed: it is more than one operation.
+    pub parts: bool,
+}
+
+macro_rules! op {
+    ($name:literal, |$engine:ident| $work:expr) => {
+        Op {
+            name: $name,
+            run: |$engine| Box::pin(async move { $work.await.map(drop) }),
+            parts: false,
+        }
+    };
+    (parts $name:literal, |$engine:ident| $work:expr) => {
+        Op { parts: true, ..op!($name, |$engine| $work) }
+    };
+}
+
+/// A fork counts as done when a copy was made.
+fn any_child(forked: Forked) -> Result<()> {
+    match forked.children.iter().any(|child| child.result.is_ok()) {
+        true => Ok(()),
+        false => Err(Error::new(ErrorKind::Unavailable, "no copy was made")),
+    }
+}
+
+async fn fork(engine: Engine, source: ForkSource) -> Result<()> {
+    let name = Some("kid".parse().unwrap());
+    any_child(engine.fork(ForkRequest { name, ..ForkRequest::new(source, 3) }).await?)
+}
+
+async fn roll_back(engine: Engine, to: &str) -> Result<()> {
+    let to = Some(to.to_owned());
+    engine.rollback(RollbackRequest { to, ..RollbackRequest::new("web") }).await.map(drop)
+}
+
+async fn roll_back_heir(engine: Engine) -> Result<()> {
+    let to = Some("lone".to_owned());
+    engine.rollback(RollbackRequest { to, ..RollbackRequest::new("heir") }).await.map(drop)
+}
+
+async fn prune(engine: Engine) -> Result<()> {
+    let policy = RetentionPolicy { max_total: Some(2), ..RetentionPolicy::default() };
+    let report = engine.prune(&policy).await?;
+    match report.failed.into_iter().next() {
+        Some((_, err)) => Err(err),
+        None => Ok(()),
+    }
+}
+
+/// Every operation that changes something.
+pub const OPS: [Op; 21] = [
+    op!("create", |engine| engine.create(named("new"))),
+    op!("adopt", |engine| engine.adopt(adopt("stranger"))),
+    op!("snapshot", |engine| engine.snapshot(snapshot_request("web", "three"))),
+    op!("snapshot of a bare sandbox", |engine| engine.snapshot(SnapshotRequest::new("bare"))),
+    op!("snapshot of an adopted one", |engine| engine.snapshot(SnapshotRequest::new("theirs"))),
+    op!("restore", |engine| engine.restore(RestoreRequest::new("two"))),
+    op!("restore of what nobody else needs", |engine| engine.restore(RestoreRequest::new("lone"))),
+    op!("fork of a snapshot", |engine| fork(engine, ForkSource::Snapshot("one".into()))),
+    op!(parts "fork of a sandbox", |engine| {
+        fork(engine, ForkSource::Sandbox("web".into(), SnapshotKind::Files))
+    }),
+    op!("rollback to an ancestor", |engine| roll_back(engine, "one")),
+    op!("rollback to the newest", |engine| roll_back(engine, "two")),
+    op!("rollback to a cousin", |engine| roll_back(engine, "branch")),
+    op!("delete of a leaf", |engine| engine.delete_snapshot("two", Wait::No)),
+    op!("delete of a parent", |engine| engine.delete_snapshot("one", Wait::No)),
+    op!("delete of what nobody else needs", |engine| engine.delete_snapshot("lone", Wait::No)),
+    op!("edit", |engine| engine.edit_snapshot("one", edit(), Wait::No)),
+    op!("destroy", |engine| engine.destroy("copy", Wait::No)),
+    op!("destroy of the last holder", |engine| engine.destroy("heir", Wait::No)),
+    op!("rollback of the last holder", |engine| roll_back_heir(engine)),
+    op!("forget an adopted one", |engine| engine.destroy("theirs", Wait::No)),
+    op!(parts "prune", |engine| prune(engine)),
+];
+
+fn edit() -> SnapshotEdit {
+    SnapshotEdit {
+        name: Some("renamed".parse().unwrap()),
+        pinned: Some(true),
+        ..SnapshotEdit::default()
+    }
+}
