@@ -1,1 +1,6 @@
+//! What Forkpoint works with: drivers, stores and catalogs, one cargo feature for each heavy
+//! dependency.
 
+#![deny(unsafe_code)]
+
+pub mod catalog;

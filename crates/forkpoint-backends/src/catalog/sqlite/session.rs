@@ -1,0 +1,225 @@
+//! A connection: how it is opened, prepared, migrated and used for one transaction at a time.
+
+use std::{
+    fs::{self, File, Permissions},
+    os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use forkpoint_core::catalog::CatalogResult;
+use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+
+use super::{
+    owner,
+    place::{Answer, Fault, Place},
+};
+
+/// `fkpt`, in the header of every file of ours.
+const APPLICATION_ID: i64 = 0x666b_7074;
+
+/// One for each version of the schema. A released one never changes.
+const MIGRATIONS: [&str; 1] = [include_str!("../migrations/sqlite/0001_initial.sql")];
+
+const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// More than there are different statements.
+const CACHED_STATEMENTS: usize = 128;
+
+const PRAGMAS: &str = "
+    PRAGMA foreign_keys = ON;
+    PRAGMA synchronous = NORMAL;
+    PRAGMA trusted_schema = OFF;
+    PRAGMA cell_size_check = ON;
+    PRAGMA temp_store = MEMORY;
+";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Access {
+    Read,
+    Write {
+        /// Whether it must survive a power cut, and with it all that was written before. Otherwise
+        /// it survives the end of every process of ours.
+        durable: bool,
+    },
+}
+
+pub(super) struct Session {
+    place: Arc<Place>,
+    connection: Option<Connection>,
+    syncs: bool,
+}
+
+/// What a file says it is.
+enum Content {
+    /// Nothing has been written to it yet.
+    Nothing,
+    Ours {
+        version: usize,
+    },
+}
+
+impl Session {
+    /// For reading and writing, in a file that is a catalog of this version when it returns.
+    pub(super) fn create(path: &Path) -> CatalogResult<(Arc<Place>, Self)> {
+        let explain = |fault| Place::new(path).explain("open the file", fault);
+        let (place, connection) = create(path).map_err(explain)?;
+        let place = Arc::new(place);
+        let session =
+            Self { place: Arc::clone(&place), connection: Some(connection), syncs: false };
+        Ok((place, session))
+    }
+
+    /// Opens the file when it is first asked something.
+    pub(super) fn for_reading(place: Arc<Place>) -> Self {
+        Self { place, connection: None, syncs: false }
+    }
+
+    pub(super) fn transact<T>(
+        &mut self,
+        access: Access,
+        operation: &'static str,
+        job: impl FnOnce(&Transaction<'_>) -> Answer<T>,
+    ) -> CatalogResult<T> {
+        self.attempt(access, job).map_err(|fault| self.place.explain(operation, fault))
+    }
+
+    fn attempt<T>(
+        &mut self,
+        access: Access,
+        job: impl FnOnce(&Transaction<'_>) -> Answer<T>,
+    ) -> Answer<T> {
+        if let Access::Write { durable } = access {
+            self.sync_at_commit(durable)?;
+        }
+        let behavior = match access {
+            Access::Read => TransactionBehavior::Deferred,
+            Access::Write { .. } => TransactionBehavior::Immediate,
+        };
+        let transaction = self.connection()?.transaction_with_behavior(behavior)?;
+        check_version(&transaction)?;
+        let answer = job(&transaction)?;
+        transaction.commit()?;
+        Ok(answer)
+    }
+
+    fn connection(&mut self) -> Answer<&mut Connection> {
+        let connection = match self.connection.take() {
+            Some(connection) => connection,
+            None => open_for_reading(&self.place)?,
+        };
+        Ok(self.connection.insert(connection))
+    }
+
+    /// SQLite takes this setting between transactions only.
+    fn sync_at_commit(&mut self, wanted: bool) -> Answer<()> {
+        if wanted != self.syncs {
+            let level = if wanted { "FULL" } else { "NORMAL" };
+            self.connection()?.pragma_update(None, "synchronous", level)?;
+            self.syncs = wanted;
+        }
+        Ok(())
+    }
+}
+
+/// Opens and never touches a file that is not ours. Nothing here opens the file except SQLite:
+/// closing any other descriptor of it would drop the locks of this process's other handles.
+fn create(path: &Path) -> Answer<(Place, Connection)> {
+    if path.is_dir() {
+        return Err(Fault::Foreign);
+    }
+    let mut connection = connect(path, OpenFlags::SQLITE_OPEN_CREATE)?;
+    let content = look(&connection)?;
+    let place = Place::new(fs::canonicalize(path).map_err(|err| Fault::file(path, err))?);
+    let owners = place.owners();
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&owners)
+        .map_err(|err| Fault::file(&owners, err))?;
+    if needs_preparing(&connection, &content)? {
+        prepare(&mut connection, &place)?;
+    }
+    let named = super::operation::owners(&connection)?;
+    owner::sweep(&owners, &named);
+    Ok((place, connection))
+}
+
+fn open_for_reading(place: &Place) -> Answer<Connection> {
+    let connection = connect(place.path(), OpenFlags::empty())?;
+    connection.pragma_update(None, "query_only", true)?;
+    Ok(connection)
+}
+
+fn connect(path: &Path, more: OpenFlags) -> Answer<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | more;
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    connection.set_prepared_statement_cache_capacity(CACHED_STATEMENTS);
+    connection.execute_batch(PRAGMAS)?;
+    Ok(connection)
+}
+
+fn look(connection: &Connection) -> Answer<Content> {
+    let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+    let (application, version, tables): (i64, i64, i64) =
+        connection.query_row(sql!("look"), [], row)?;
+    match (application, tables) {
+        (APPLICATION_ID, _) => Ok(Content::Ours { version: known(version)? }),
+        (0, 0) if version == 0 => Ok(Content::Nothing),
+        _ => Err(Fault::Foreign),
+    }
+}
+
+fn known(version: i64) -> Answer<usize> {
+    match usize::try_from(version) {
+        Ok(version) if version > MIGRATIONS.len() => {
+            Err(Fault::TooNew { found: version as u64, known: MIGRATIONS.len() as u64 })
+        }
+        Ok(version) => Ok(version),
+        Err(_) => Err(Fault::Damaged(format!("its version is {version}"))),
+    }
+}
+
+/// A newer process may have migrated the file since we opened it.
+fn check_version(transaction: &Transaction<'_>) -> Answer<()> {
+    let version = transaction
+        .prepare_cached("PRAGMA user_version")?
+        .query_row([], |row| row.get::<_, i64>(0))?;
+    known(version).map(drop)
+}
+
+fn needs_preparing(connection: &Connection, content: &Content) -> Answer<bool> {
+    let journal: String = connection.pragma_query_value(None, "journal_mode", |row| row.get(0))?;
+    let current = matches!(content, Content::Ours { version } if *version == MIGRATIONS.len());
+    Ok(!current || journal != "wal")
+}
+
+/// Several processes may come at once to a new file. They take turns by a lock on the directory of
+/// owners: switching to a write-ahead log is not something that SQLite waits its turn for.
+fn prepare(connection: &mut Connection, place: &Place) -> Answer<()> {
+    let owners = place.owners();
+    let turn = File::open(&owners).map_err(|err| Fault::file(&owners, err))?;
+    turn.lock().map_err(|err| Fault::file(&owners, err))?;
+    if matches!(look(connection)?, Content::Nothing) {
+        fs::set_permissions(place.path(), Permissions::from_mode(0o600))
+            .map_err(|err| Fault::file(place.path(), err))?;
+    }
+    connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
+    migrate(connection)
+}
+
+fn migrate(connection: &mut Connection) -> Answer<()> {
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let done = match look(&transaction)? {
+        Content::Nothing => 0,
+        Content::Ours { version } => version,
+    };
+    for migration in &MIGRATIONS[done..] {
+        transaction.execute_batch(migration)?;
+    }
+    transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+    transaction.pragma_update(None, "user_version", MIGRATIONS.len() as i64)?;
+    Ok(transaction.commit()?)
+}

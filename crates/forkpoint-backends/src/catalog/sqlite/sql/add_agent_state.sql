@@ -1,0 +1,1 @@
+INSERT INTO agent_state (seq, bytes) VALUES (?1, ?2)

@@ -1,0 +1,1 @@
+INSERT INTO chore (driver, task) VALUES (?1, ?2)

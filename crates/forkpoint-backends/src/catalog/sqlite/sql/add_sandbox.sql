@@ -1,0 +1,2 @@
+INSERT INTO sandbox (id, driver, name, adopted, head, created, labels, spec)
+VALUES (:id, :driver, :name, :adopted, :head, :created, :labels, :spec)

@@ -1,0 +1,3 @@
+SELECT snapshot.*, snapshot.seq AS place
+FROM snapshot
+WHERE snapshot.seq < ?

@@ -1,0 +1,1 @@
+DELETE FROM chore WHERE id = ?1

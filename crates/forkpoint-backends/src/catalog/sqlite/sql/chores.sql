@@ -1,0 +1,1 @@
+SELECT id, driver, task FROM chore ORDER BY id

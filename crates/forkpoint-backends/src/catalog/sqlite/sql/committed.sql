@@ -1,0 +1,1 @@
+INSERT INTO committed (operation) VALUES (?1) RETURNING seq

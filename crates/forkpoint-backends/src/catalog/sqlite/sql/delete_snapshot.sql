@@ -1,0 +1,1 @@
+DELETE FROM snapshot WHERE id = ?1 RETURNING driver

@@ -1,0 +1,1 @@
+DELETE FROM committed WHERE seq <= ?1

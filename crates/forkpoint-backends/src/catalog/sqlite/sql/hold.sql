@@ -1,0 +1,1 @@
+INSERT OR IGNORE INTO hold (piece, holder) VALUES (?1, ?2)

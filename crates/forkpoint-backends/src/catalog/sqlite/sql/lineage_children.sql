@@ -1,0 +1,1 @@
+SELECT * FROM lineage WHERE parent = ?1 ORDER BY seq

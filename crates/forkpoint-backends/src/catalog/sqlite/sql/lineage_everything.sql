@@ -1,0 +1,1 @@
+SELECT * FROM lineage ORDER BY seq

@@ -1,0 +1,1 @@
+SELECT * FROM operation ORDER BY seq

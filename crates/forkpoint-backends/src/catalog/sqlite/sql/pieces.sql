@@ -1,0 +1,1 @@
+SELECT name FROM piece WHERE driver = ?1 ORDER BY name

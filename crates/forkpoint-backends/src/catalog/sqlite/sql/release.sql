@@ -1,0 +1,1 @@
+DELETE FROM hold WHERE holder = ?1

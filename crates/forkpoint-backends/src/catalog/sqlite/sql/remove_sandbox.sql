@@ -1,0 +1,1 @@
+DELETE FROM sandbox WHERE id = ?1 RETURNING driver, head

@@ -1,0 +1,1 @@
+SELECT * FROM sandbox WHERE id = ?1

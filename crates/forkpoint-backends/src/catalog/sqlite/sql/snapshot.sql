@@ -1,0 +1,1 @@
+SELECT * FROM snapshot WHERE id = ?1

@@ -1,0 +1,1 @@
+SELECT id FROM snapshot WHERE id BETWEEN ?1 AND ?2 ORDER BY id LIMIT 3

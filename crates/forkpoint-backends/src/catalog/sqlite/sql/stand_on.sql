@@ -1,0 +1,1 @@
+UPDATE sandbox SET head = ?2 WHERE id = ?1

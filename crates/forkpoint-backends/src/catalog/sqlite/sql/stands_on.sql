@@ -1,0 +1,1 @@
+SELECT driver, head FROM sandbox WHERE id = ?1

@@ -1,0 +1,1 @@
+SELECT (SELECT count(*) FROM sandbox), (SELECT min(created) FROM snapshot), (SELECT max(created) FROM snapshot)

@@ -1,0 +1,170 @@
+//! What the planner makes of the statements that must not look at every snapshot.
+
+use forkpoint_core::{
+    Timestamp,
+    catalog::{CandidateQuery, CandidateScope, Cursor, SandboxQuery, SnapshotQuery},
+    driver::SnapshotKind,
+    id::SandboxId,
+    label::Labels,
+    retention::{KeepGroup, KeepLast, RetentionPolicy},
+    trigger::Trigger,
+};
+use rusqlite::{Transaction, params_from_iter, types::Value};
+
+use super::{
+    list::{self, Composed},
+    place::Answer,
+    retention,
+    session::{Access, Session},
+};
+
+/// A hundred thousand snapshots of a thousand sandboxes, a tenth with a label.
+const MANY: &str = "
+    WITH RECURSIVE number (n) AS (VALUES (1) UNION ALL SELECT n + 1 FROM number LIMIT 100000)
+    INSERT INTO snapshot
+    SELECT
+        n, printf('snp%026d', n), printf('name-%d', n), printf('sbx%026d', n % 1000), NULL,
+        CASE WHEN n > 1000 THEN printf('snp%026d', n - 1000) END, 'local', 'files',
+        CASE WHEN n % 7 = 0 THEN 'periodic' ELSE 'manual' END, NULL, NULL,
+        printf('run-%d', n % 500), n, iif(n % 10 = 0, printf('{\"task\":\"t%d\"}', n % 50), '{}'), NULL,
+        '{\"template\":\"host\",\"workdir\":null,\"user\":null}', n, n, n,
+        strftime('%Y-%m-%dT%H:%M:%S.000000000Z', 1700000000 + n, 'unixepoch'),
+        iif(n % 20 = 0, strftime('%Y-%m-%dT%H:%M:%S.000000000Z', 1700000000 + 2 * n, 'unixepoch'), NULL),
+        n % 30 = 0, NULL, 0, 0,
+        printf('{\"snapshot\":\"snp%026d\",\"kind\":\"files\",\"version\":1,\"data\":null,\"pieces\":[],\"own_bytes\":1,\"total_bytes\":1,\"file_count\":1,\"durable\":false}', n)
+    FROM number";
+
+struct Large {
+    session: Session,
+    _directory: tempfile::TempDir,
+}
+
+impl Large {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let (_, session) = Session::create(&directory.path().join("catalog.db")).unwrap();
+        let mut large = Self { session, _directory: directory };
+        large.write(|tx| Ok(tx.execute_batch(MANY)?));
+        large
+    }
+
+    fn write<T>(&mut self, job: impl FnOnce(&Transaction<'_>) -> Answer<T>) -> T {
+        self.session.transact(Access::Write { durable: false }, "test", job).unwrap()
+    }
+
+    /// The steps that touch the snapshots' table or one of its indices.
+    fn plan(&mut self, sql: &str, values: &[Value]) -> Vec<String> {
+        self.write(|tx| {
+            let mut statement = tx.prepare(&format!("EXPLAIN QUERY PLAN {sql}"))?;
+            let steps = statement.query_map(params_from_iter(values), |row| row.get("detail"))?;
+            Ok(steps.collect::<rusqlite::Result<_>>()?)
+        })
+    }
+
+    /// No step goes through a whole table of ours, and no list is sorted after it was read.
+    fn assert_indexed(&mut self, what: &str, sql: &str, values: &[Value]) {
+        let plan = self.plan(sql, values);
+        // What was computed on the way is at most a page long.
+        let own = ["page", "chosen", "full_", "(", "chain", "tree", "CONSTANT ROW"];
+        let scans = |step: &&String| {
+            step.strip_prefix("SCAN ").is_some_and(|of| !own.iter().any(|own| of.starts_with(own)))
+        };
+        assert!(!plan.iter().any(|step| scans(&step)), "{what} scans: {plan:#?}");
+        assert!(plan.iter().any(|step| step.starts_with("SEARCH")), "{what}: {plan:#?}");
+    }
+
+    fn assert_list(&mut self, what: &str, Composed { sql, values }: &Composed) {
+        self.assert_indexed(what, sql, values);
+        let plan = self.plan(sql, values);
+        assert!(!plan.iter().any(|step| step.contains("TEMP B-TREE")), "{what} sorts: {plan:#?}");
+    }
+}
+
+fn labels() -> Labels {
+    Labels::new([("task", "t10")]).unwrap()
+}
+
+#[test]
+fn lists_are_read_from_an_index() {
+    let mut large = Large::new();
+    let page = || SnapshotQuery { limit: Some(50), ..SnapshotQuery::default() };
+    let sandbox = Some("sbx00000000000000000000000007".parse::<SandboxId>().unwrap());
+    for (what, query) in [
+        ("all", page()),
+        ("a later page", SnapshotQuery { after: Some(Cursor(50_000)), ..page() }),
+        ("by sandbox", SnapshotQuery { sandbox, ..page() }),
+        ("by sandbox, later", SnapshotQuery { sandbox, after: Some(Cursor(50_000)), ..page() }),
+        ("by driver", SnapshotQuery { driver: Some("local".to_owned()), ..page() }),
+        ("by trigger", SnapshotQuery { trigger: Some(Trigger::Periodic), ..page() }),
+        ("by kind", SnapshotQuery { kind: Some(SnapshotKind::Full), ..page() }),
+        ("by run", SnapshotQuery { run_id: Some("run-7".to_owned()), ..page() }),
+        ("by label", SnapshotQuery { labels: labels(), ..page() }),
+        ("by two", SnapshotQuery { sandbox, labels: labels(), after: Some(Cursor(9)), ..page() }),
+        ("by three", SnapshotQuery { sandbox, trigger: Some(Trigger::Manual), ..page() }),
+    ] {
+        large.assert_list(what, &list::snapshots_sql(&query));
+        large.write(|tx| list::snapshots(tx, &query));
+    }
+    large.assert_list("sandboxes", &list::sandboxes_sql(&SandboxQuery::default()));
+
+    let text = |text: &str| Value::from(text.to_owned());
+    let prefix = [text("snp0000000000000000000000001"), text("snp0000000000000000000000001~")];
+    large.assert_indexed("by prefix", sql!("snapshots_like"), &prefix);
+    large.assert_indexed("sandbox by prefix", sql!("sandboxes_like"), &prefix);
+    large.assert_indexed("former by prefix", sql!("former_sandboxes_like"), &prefix);
+    large.assert_indexed("former by name", sql!("former_sandbox_named"), &prefix);
+    large.assert_indexed("by id", sql!("snapshot"), &prefix[..1]);
+    large.assert_indexed("ancestors", sql!("lineage_ancestors"), &prefix[..1]);
+    large.assert_indexed("tree", sql!("lineage_tree"), &prefix[..1]);
+    large.assert_indexed("children", sql!("lineage_children"), &prefix[..1]);
+
+    let three = [prefix.as_slice(), &prefix[..1]].concat();
+    for (sql, values) in [(sql!("held"), &three[..2]), (sql!("hold_as"), &three)] {
+        let plan = large.plan(sql, values);
+        assert!(plan[0].contains("hold_by_holder"), "{plan:#?}");
+    }
+
+    let totals = large.plan(sql!("usage_totals"), &[]);
+    assert!(!totals.iter().any(|step| step.starts_with("SCAN snapshot")), "{totals:#?}");
+    let usage = large.write(list::usage);
+    assert_eq!((usage.snapshots, usage.pinned, usage.own_bytes), (100_000, 3333, 5_000_050_000));
+}
+
+#[test]
+fn retention_looks_only_at_what_is_due() {
+    let mut large = Large::new();
+    let now = Timestamp::from_second(1_700_050_000).unwrap();
+    let age = now.duration_since(Timestamp::from_second(1_700_000_900).unwrap());
+    let none = RetentionPolicy::default;
+    let label = || KeepGroup::Label("task".to_owned());
+    let keep = |group| Some(KeepLast { count: 90, group });
+    // 834 are expired and not pinned, whatever the policy says.
+    for (due, policy) in [
+        (834..=834, none()),
+        (834..=834, RetentionPolicy { max_per_sandbox: Some(1_000), ..none() }),
+        (1_600..=1_700, RetentionPolicy { max_age: Some(age), ..none() }),
+        (10_000..=15_000, RetentionPolicy { max_per_sandbox: Some(90), ..none() }),
+        (10_000..=15_000, RetentionPolicy { keep_last: keep(KeepGroup::Sandbox), ..none() }),
+        (6_000..=6_600, RetentionPolicy { keep_last: keep(label()), ..none() }),
+    ] {
+        let mut query =
+            CandidateQuery { policy, now, scope: CandidateScope::Oldest, after: None, limit: 500 };
+        let (sql, values) = retention::candidates_sql(&query);
+        large.assert_indexed(&format!("{query:?}"), sql, &values);
+        assert_eq!(large.write(|tx| retention::candidates(tx, &query)).len(), 500);
+
+        query.scope = CandidateScope::Due;
+        let (sql, values) = retention::candidates_sql(&query);
+        large.assert_indexed(&format!("{query:?}"), sql, &values);
+        let mut found = 0;
+        loop {
+            let page = large.write(|tx| retention::candidates(tx, &query));
+            found += page.len();
+            query.after = page.last().map(|last| last.cursor);
+            if page.len() < query.limit {
+                break;
+            }
+        }
+        assert!(due.contains(&found), "{found} for {query:?}");
+    }
+}

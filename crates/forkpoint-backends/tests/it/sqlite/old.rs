@@ -1,0 +1,83 @@
+//! Old friends: a catalog of every format that was ever released opens, and means what it meant.
+
+use forkpoint_core::{
+    catalog::{Catalog, Change, LineageScope, OperationKind, OwnerState, Reclaimed, SnapshotQuery},
+    driver::PieceName,
+    trigger::Trigger,
+};
+use futures::executor::block_on;
+
+use super::Directory;
+use forkpoint_testkit::CatalogOpener as _;
+
+fn old(dump: &str) -> Directory {
+    let directory = Directory::new();
+    directory.tamper(dump);
+    directory
+}
+
+async fn read_all(catalog: &dyn Catalog) {
+    let everything = catalog.find_snapshot("everything").await.unwrap();
+    assert_eq!(everything.trigger, Trigger::AfterAction);
+    assert_eq!(everything.description.as_deref(), Some("before the upgrade, ümlaut"));
+    assert_eq!(everything.context.as_deref(), Some("apt-get dist-upgrade"));
+    assert_eq!((everything.run_id.as_deref(), everything.step), (Some("run-7"), Some(12)));
+    assert_eq!(everything.labels.get("task"), Some("upgrade"));
+    assert_eq!(everything.expires.unwrap().to_string(), "2030-01-01T00:00:00.123456789Z");
+    assert!(everything.pinned && everything.sandbox_name.is_some());
+    assert_eq!(everything.artifact.snapshot, everything.id);
+    let state = catalog.agent_state(everything.id).await.unwrap();
+    assert_eq!(state.as_deref(), Some(b"\x00opaque\xff".as_slice()));
+
+    let theirs = catalog.find_sandbox("fake", "theirs").await.unwrap();
+    assert_eq!(theirs.adopted.as_deref(), Some("theirs"));
+    let nodes = catalog.lineage(&LineageScope::Everything).await.unwrap();
+    let names: Vec<_> = nodes.iter().map(|node| (node.name.as_str(), node.deleted)).collect();
+    assert_eq!(
+        names,
+        [
+            ("one", true),
+            ("two", false),
+            ("branch", false),
+            ("of-theirs", false),
+            ("lone", false),
+            ("gone", true),
+            ("everything", false),
+        ]
+    );
+    assert_eq!(catalog.usage().await.unwrap().snapshots, 5);
+    assert_eq!(catalog.pieces("fake").await.unwrap().len(), 7);
+}
+
+/// It is no museum piece: work goes on in it.
+async fn work_on(catalog: &dyn Catalog) {
+    let open = catalog.unfinished().await.unwrap().pop().unwrap();
+    assert_eq!(open.owner_state, OwnerState::Gone);
+    let OperationKind::Snapshot { name, .. } = &open.operation.kind else {
+        panic!("{:?}", open.operation.kind);
+    };
+    assert_eq!(name.as_str(), "half-done");
+    let Reclaimed::Ours(claim) = catalog.reclaim(&open.claim).await.unwrap() else {
+        panic!("it belongs to nobody");
+    };
+    catalog.abort(&claim).await.unwrap();
+
+    let lone = catalog.find_snapshot("lone").await.unwrap();
+    let mut operation = open.operation;
+    operation.id = forkpoint_core::id::OperationId::from_u128(1);
+    operation.kind = OperationKind::Delete { snapshot: lone.id };
+    let claim = catalog.begin(&operation).await.unwrap();
+    let change = Change::SnapshotDeleted { snapshot: lone.id };
+    let chores = catalog.commit(&claim, &change).await.unwrap();
+    let piece = PieceName(format!("forkpoint-{}", lone.id));
+    assert_eq!(chores[0].task, forkpoint_core::catalog::ChoreTask::Discard(piece));
+    assert_eq!(catalog.snapshots(&SnapshotQuery::default()).await.unwrap().items.len(), 4);
+}
+
+#[test]
+fn format_1_is_read_and_goes_on() {
+    let directory = old(include_str!("../../fixtures/catalog-v1.sql"));
+    let catalog = directory.open();
+    block_on(read_all(catalog.as_ref()));
+    block_on(work_on(catalog.as_ref()));
+}

@@ -1,0 +1,35 @@
+//! Real processes work on one SQLite catalog and are killed with `SIGKILL` again and again.
+//!
+//! The same program is parent and child: a child is told so by its environment. Children report on
+//! their standard output, and the parent kills one of them after every few reports, so that nothing
+//! here depends on a clock.
+
+#![expect(clippy::unwrap_used, reason = "in a test, what cannot be unwrapped is a failure")]
+
+use std::{env, process::ExitCode};
+
+use libtest_mimic::{Arguments, Trial};
+
+#[path = "processes/child.rs"]
+mod child;
+#[path = "processes/parent.rs"]
+mod parent;
+
+/// What a child must know, in its environment.
+const DIRECTORY: &str = "FORKPOINT_TEST_DIRECTORY";
+const SERIAL: &str = "FORKPOINT_TEST_SERIAL";
+
+/// Few enough that every child meets others everywhere.
+const SANDBOXES: u64 = 3;
+
+fn main() -> ExitCode {
+    if let Ok(directory) = env::var(DIRECTORY) {
+        child::work(directory.as_ref());
+        return ExitCode::SUCCESS;
+    }
+    let killed = Trial::test("killed_processes_leave_nothing_behind", || {
+        parent::kill_again_and_again();
+        Ok(())
+    });
+    libtest_mimic::run(&Arguments::from_args(), vec![killed]).exit_code()
+}
