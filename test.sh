@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Installs what the tests need and is missing, then runs every check and every test.
+# Needs a Rust toolchain with cargo; the rest it gets from Debian's packages and crates.io.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+tools="$PWD/target/tools"
+export PATH="$tools/bin:$PATH"
+
+step() { printf '\n== %s\n' "$*"; }
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+# package COMMAND PACKAGE: the command, from Debian if it is not there.
+package() {
+    command -v "$1" >/dev/null && return
+    step "installing $2"
+    as_root apt-get update -q
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$2"
+}
+
+# cargo_tool COMMAND CRATE: a cargo subcommand, from crates.io if it is not there.
+cargo_tool() {
+    command -v "$1" >/dev/null && return
+    step "installing $2"
+    cargo install --quiet --locked --root "$tools" "$2"
+}
+
+if ! command -v cargo >/dev/null; then
+    echo "test.sh: cargo is missing: install Rust 1.95 or later first" >&2
+    exit 1
+fi
+package cc gcc # SQLite is compiled from its C source
+cargo_tool cargo-nextest cargo-nextest
+cargo_tool cargo-deny cargo-deny
+
+step "format"
+cargo fmt --all --check
+
+step "lints"
+cargo clippy --workspace --all-targets --locked -- -D warnings
+
+step "licences and sources of dependencies, and who may depend on what"
+# Advisories need a database from the network: `just advisories` where there is one.
+cargo deny --locked check bans licenses sources
+
+step "documentation"
+RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+
+step "tests"
+cargo nextest run --workspace --locked
+
+step "tests in the documentation"
+cargo test --workspace --doc --locked --quiet
+
+step "all passed"
