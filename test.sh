@@ -49,10 +49,10 @@ cargo deny --locked check bans licenses sources
 step "documentation"
 RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 
-step "tests"
-cargo nextest run --workspace --locked
-
 step "tests in the documentation"
 cargo test --workspace --doc --locked --quiet
+
+step "tests"
+cargo nextest run --workspace --locked
 
 step "all passed"

@@ -59,7 +59,28 @@ const MAX_BLOCKERS: usize = 16;
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 
+/// The operations, on whatever drivers, catalog and environment it is given.
+///
 /// Cheap to clone: all clones are one engine.
+///
+/// ```
+/// use forkpoint_core::engine::{CreateRequest, RollbackRequest, SnapshotRequest};
+/// use forkpoint_core::spec::SandboxSpec;
+/// use forkpoint_testkit::{Simulation, World};
+///
+/// // Fakes and a simulated process; a program brings a real driver, catalog and environment.
+/// let world = World::new(Simulation::in_order());
+/// world.run(|engine| async move {
+///     let spec = SandboxSpec::new("tiny".parse()?);
+///     let name = Some("web".parse()?);
+///     engine.create(CreateRequest { name, ..CreateRequest::new(spec) }).await?;
+///     engine.snapshot(SnapshotRequest::new("web")).await?;
+///     let back_at = engine.rollback(RollbackRequest::new("web")).await?;
+///     assert_eq!(engine.show("web@latest").await?.record.id, back_at.id);
+///     Ok::<_, forkpoint_core::Error>(())
+/// })?;
+/// # Ok::<_, forkpoint_core::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Engine {
     inner: Arc<Inner>,
