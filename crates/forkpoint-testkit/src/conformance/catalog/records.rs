@@ -24,7 +24,7 @@ const ODD: &str = "it's \"odd\" \0 \r\n \u{202e}\u{5d0}\u{301} \u{1f980} \u{fffd
 fn odd_spec() -> SandboxSpec {
     SandboxSpec {
         template: "dir:/srv/\u{e9} 'x'".parse().unwrap(),
-        workdir: Some(SandboxPath::new("/work/\u{1f980}").unwrap()),
+        workdir: Some(SandboxPath::new("/srv/\u{1f980}").unwrap()),
         user: Some("1000:1000".to_owned()),
         env: BTreeMap::from([
             ("A".to_owned(), ODD.replace('\0', "")),
