@@ -51,7 +51,8 @@ pub trait Catalog: Debug + Send + Sync {
     /// Makes the result visible, closes the operation, and answers with the clean-up that the
     /// change leaves. Nothing else makes anything visible.
     ///
-    /// [`CatalogError::ClaimLost`] when somebody reclaimed the operation meanwhile.
+    /// [`CatalogError::ClaimLost`] when somebody reclaimed the operation meanwhile;
+    /// [`CatalogError::PieceUnknown`] for an artifact that lies over what may be gone.
     async fn commit(&self, claim: &Claim, change: &Change) -> CatalogResult<Vec<Chore>>;
 
     /// Closes the operation as if it had never begun.
@@ -130,6 +131,9 @@ pub enum CatalogError {
     #[error("`{id}` is in the catalog already")]
     AlreadyKnown { id: String },
 
+    #[error("piece `{piece}` lies over something that the catalog does not know")]
+    PieceUnknown { piece: PieceName },
+
     #[error("operation `{id}` was taken over or closed by another process")]
     ClaimLost { id: OperationId },
 
@@ -157,6 +161,18 @@ impl CatalogError {
     #[must_use]
     pub fn is_refusal(&self) -> bool {
         !matches!(self, Self::Database { .. } | Self::Damaged { .. })
+    }
+
+    /// Whether another name would do.
+    #[must_use]
+    pub fn is_about_a_name(&self) -> bool {
+        match self {
+            Self::NameTaken { .. } => true,
+            Self::Busy { resource, .. } => {
+                matches!(resource, Resource::SandboxName { .. } | Resource::SnapshotName(_))
+            }
+            _ => false,
+        }
     }
 
     pub(crate) fn into_source(self) -> Option<BoxError> {

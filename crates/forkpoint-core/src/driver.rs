@@ -61,20 +61,24 @@ pub trait Driver: fmt::Debug + Send + Sync {
     async fn status(&self, id: SandboxId) -> DriverResult<Option<SandboxStatus>>;
 
     /// Every sandbox that we made and the platform still has, whether or not the catalog knows it.
+    /// For audits: recovery goes by what `begin` wrote.
     async fn list(&self) -> DriverResult<Vec<SandboxId>>;
 
     /// What a snapshot of this sandbox would refuse or leave out.
     async fn validate(&self, id: SandboxId, kind: SnapshotKind) -> DriverResult<Vec<Finding>>;
 
-    /// Removes a sandbox that we made, with everything it holds. Succeeds if there is none;
-    /// refuses one that we did not make.
+    /// Removes a sandbox that we made, with everything it holds, and stops a creation of it that is
+    /// still on its way. Succeeds if there is none; refuses one that we did not make.
     async fn destroy(&self, id: SandboxId) -> DriverResult<()>;
 
-    /// Undoes a pause that nobody will resume. Succeeds if the sandbox runs or is gone.
+    /// Undoes a pause of ours that nobody will resume: the sandbox is as it was before, and one
+    /// that its user paused or stopped stays so. Succeeds if there is nothing to undo.
     async fn settle(&self, id: SandboxId) -> DriverResult<()>;
 
-    /// Frees what was sealed or imported under an id that will never be committed. The sandbox
-    /// stands where it stood before. Succeeds if there is nothing.
+    /// Takes back what was sealed or imported under an id that will never be committed: frees it,
+    /// or, where a live sandbox has come to stand on it, makes it that sandbox's own, to go or to be
+    /// sealed with it. [`Driver::status`] says of the sandbox what it said before. Succeeds if there
+    /// is nothing.
     async fn unseal(&self, snapshot: SnapshotId) -> DriverResult<()>;
 
     /// Frees a piece that no artifact and no sandbox in the catalog needs any more. Succeeds if it
@@ -122,7 +126,7 @@ pub trait PausedSandbox: fmt::Debug + Send {
     /// an adopted one must not, for it outlives our knowledge of it.
     async fn seal(&mut self, snapshot: SnapshotId, kind: SnapshotKind) -> DriverResult<Artifact>;
 
-    /// The sandbox runs again, whether or not sealing succeeded.
+    /// The sandbox is as it was before the pause, whether or not sealing succeeded.
     async fn resume(self: Box<Self>) -> DriverResult<()>;
 }
 
@@ -188,11 +192,15 @@ pub struct Artifact {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Piece {
     pub name: PieceName,
-    /// A piece of an earlier artifact that this one cannot do without.
+    /// A piece of an earlier artifact that this one cannot do without. The catalog must know it:
+    /// what is sealed of an adopted sandbox lies over nothing.
     pub over: Option<PieceName>,
+    /// What it occupies.
+    pub bytes: u64,
 }
 
-/// Chosen by the driver, and never used for another piece.
+/// Chosen by the driver, and never used again, not even for the same content: a discard may be
+/// waiting for the old one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PieceName(pub String);
 
@@ -205,6 +213,7 @@ impl fmt::Display for PieceName {
 /// A sandbox that was there before us.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adopted {
+    /// Follows from the platform's own identity of it.
     pub id: SandboxId,
     /// The platform's own name, in full.
     pub native_name: String,

@@ -29,6 +29,7 @@ use crate::{
     trigger::EnabledTriggers,
 };
 
+mod chores;
 mod create;
 mod delete;
 mod destroy;
@@ -48,13 +49,15 @@ pub use prune::PruneReport;
 pub use read::{SandboxView, SnapshotView, Stats, Validation};
 pub use recover::RecoveryReport;
 pub use rollback::RollbackRequest;
-pub use snapshot::{SnapshotOutcome, SnapshotRequest, TakenSnapshot};
+pub use snapshot::{SkipReason, SnapshotOutcome, SnapshotRequest, TakenSnapshot};
 
-use recover::Closed;
+use chores::{ChoreCount, Waiting, in_order};
+use recover::{Asker, Closed};
 use running::{Running, RunningGuard};
 
-/// Abandoned operations that one `begin` clears out of its way before it gives up.
-const MAX_BLOCKERS: usize = 16;
+/// Abandoned operations that one `begin` clears out of its way before it gives up: more than a
+/// process that died can have had under way at once.
+const MAX_BLOCKERS: usize = 10_000;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(250);
@@ -268,7 +271,7 @@ impl Inner {
         };
         let closed = match self.catalog.reclaim(&active.claim).await {
             Ok(Reclaimed::Committed) => Ok(Closed::Finished),
-            Ok(Reclaimed::Ours(claim)) => self.close(&active.operation, &claim).await,
+            Ok(Reclaimed::Ours(claim)) => self.close(&active.operation, &claim, Asker::Waits).await,
             Ok(Reclaimed::Lost) => Ok(Closed::Undone),
             Err(unknown) => Err(unknown.into()),
         };
@@ -276,33 +279,40 @@ impl Inner {
             Ok(Closed::Finished) => Ok(result),
             Ok(Closed::Undone) => Err(err),
             Err(unknown) => {
-                let id = active.operation.id;
+                let Operation { id, kind, .. } = &active.operation;
                 tracing::warn!(operation = %id, error = %unknown.chain(), "left to recovery");
-                Err(err)
+                let (what, end) = (kind.as_str(), kind.when_left_open());
+                Err(err
+                    .context(format!("{what} `{id}` is left open, and will be {end} by recovery")))
             }
         }
     }
 
-    /// Does what a commit left to be cleaned up; answers how many it did. A failure leaves the
-    /// chore for `recover`.
-    async fn do_chores(&self, chores: Vec<Chore>) -> usize {
-        let mut done = 0;
-        for chore in chores {
-            match self.do_chore(&chore).await {
-                Ok(()) => done += 1,
-                Err(err) => {
-                    tracing::warn!(chore = ?chore.task, error = %err.chain(), "left to recovery");
-                }
+    /// Does what commits left to be cleaned up. A failure leaves the chore for `recover`, and with
+    /// it what must wait for it.
+    async fn do_chores(&self, chores: Vec<Chore>) -> ChoreCount {
+        let mut count = ChoreCount::default();
+        let mut waiting = Waiting::default();
+        for chore in in_order(chores) {
+            if waiting.holds_back(&chore) {
+                waiting.add(&chore);
+                count.waiting += 1;
+            } else if let Err(err) = self.do_chore(&chore).await {
+                tracing::warn!(chore = ?chore.task, error = %err.chain(), "left to recovery");
+                waiting.add(&chore);
+                count.waiting += 1;
+            } else {
+                count.done += 1;
             }
         }
-        done
+        count
     }
 
     async fn do_chore(&self, chore: &Chore) -> Result<()> {
         let driver = self.driver(&chore.driver)?;
         match &chore.task {
             ChoreTask::Destroy(sandbox) => driver.destroy(*sandbox).await?,
-            ChoreTask::Discard(piece) => driver.discard(piece).await?,
+            ChoreTask::Discard(piece) => driver.discard(&piece.name).await?,
         }
         Ok(self.catalog.chore_done(chore.id).await?)
     }

@@ -158,6 +158,7 @@ impl From<CatalogError> for Error {
             | CatalogError::NameTaken { .. }
             | CatalogError::AlreadyKnown { .. }
             | CatalogError::ClaimLost { .. } => ErrorKind::Conflict,
+            CatalogError::PieceUnknown { .. } => ErrorKind::Internal,
             CatalogError::TooNew { .. } => ErrorKind::Unsupported,
             CatalogError::Foreign { .. } => ErrorKind::Denied,
             CatalogError::Damaged { .. } => ErrorKind::Corrupt,

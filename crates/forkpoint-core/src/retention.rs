@@ -29,6 +29,8 @@ pub struct RetentionPolicy {
     pub max_age: Option<SignedDuration>,
     pub max_per_sandbox: Option<u64>,
     pub max_total: Option<u64>,
+    /// Of the sum of what each snapshot added to what it grew from. What is stored can be more: a
+    /// piece of a deleted snapshot stays while a newer one needs it.
     pub max_bytes: Option<u64>,
     pub keep_last: Option<KeepLast>,
 }
@@ -113,7 +115,9 @@ pub struct RetentionPlan {
     pub deletions: Vec<Deletion>,
     /// Limits that stay exceeded because what is left is pinned or kept.
     pub unmet: Vec<UnmetLimit>,
-    pub freed_bytes: u64,
+    /// What the chosen ones added to what they grew from. What others need of it stays, so it is
+    /// the most that can come free.
+    pub own_bytes: u64,
     pub snapshots_before: u64,
 }
 
@@ -295,7 +299,7 @@ impl RetentionPlanner {
         self.chosen.insert(id);
         self.snapshots = self.snapshots.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(own_bytes);
-        self.plan.freed_bytes = self.plan.freed_bytes.saturating_add(own_bytes);
+        self.plan.own_bytes = self.plan.own_bytes.saturating_add(own_bytes);
         let name = candidate.name.clone();
         self.plan.deletions.push(Deletion { id, name, sandbox, created, own_bytes, reason });
     }

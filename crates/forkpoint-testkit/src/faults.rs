@@ -128,7 +128,7 @@ impl Faults {
         self.state().calls.get(&process).copied().unwrap_or(0)
     }
 
-    /// Two processes inside one sandbox at once.
+    /// Two inside one sandbox at once.
     #[must_use]
     pub fn violations(&self) -> Vec<String> {
         self.state().violations.clone()
@@ -170,7 +170,7 @@ impl Faults {
         }
     }
 
-    /// Notes it when another process is inside the same sandbox.
+    /// Notes it when somebody is inside the same sandbox, be it another task of the same process.
     pub(crate) fn enter(
         &self,
         process: ProcessId,
@@ -179,11 +179,12 @@ impl Faults {
     ) -> Inside {
         let mut state = self.state();
         match state.inside.get(&sandbox) {
-            Some((other, doing)) if *other != process => {
-                let message = format!("{call} and {doing} of two processes met in `{sandbox}`");
+            Some((other, doing)) => {
+                let message =
+                    format!("{call} of {process:?} and {doing} of {other:?} met in `{sandbox}`");
                 state.violations.push(message);
             }
-            _ => {
+            None => {
                 state.inside.insert(sandbox, (process, call));
             }
         }

@@ -184,7 +184,9 @@ impl World {
             }
             for record in records {
                 let base = driver.status(record.id).await.ok().flatten().and_then(|s| s.base);
-                if base != record.head {
+                // One that was forgotten and adopted again may stand on what is long deleted.
+                let again = record.adopted.is_some() && record.head.is_none();
+                if base != record.head && !again {
                     let (id, head) = (record.id, record.head);
                     broken.push(format!("`{id}` stands on {base:?}, the catalog says {head:?}"));
                 }
@@ -210,7 +212,8 @@ impl World {
             if parent.is_some_and(|parent| !ids.contains(&parent)) {
                 broken.push(format!("`{id}` hangs on nothing"));
             }
-            if self.platform.grown_from(id).is_some_and(|grown| grown != parent) {
+            let grown = self.platform.grown_from(id).flatten().filter(|grown| ids.contains(grown));
+            if self.platform.grown_from(id).is_some() && grown != parent {
                 broken.push(format!("`{id}` did not grow from {parent:?}"));
             }
         }

@@ -129,9 +129,17 @@ impl Catalog for SqliteCatalog {
 
     async fn commit(&self, claim: &Claim, change: &Change) -> CatalogResult<Vec<Chore>> {
         let (us, claim, change) = (self.owner(), *claim, change.clone());
-        let access = Access::Write { durable: change.must_be_durable() };
+        let durable = change.must_be_durable();
         let job = move |tx: &Transaction<'_>| change::commit(tx, us, &claim, &change);
-        self.writer.run(access, "commit an operation", job).await
+        let committed =
+            self.writer.run(Access::Write { durable }, "commit an operation", job).await?;
+        if !durable && !committed.is_empty() {
+            // What the chores name is about to be destroyed for good. A commit that a power cut
+            // took back must not be left without it.
+            let durable = Access::Write { durable: true };
+            self.writer.run(durable, "sync a commit", change::touch).await?;
+        }
+        Ok(committed)
     }
 
     async fn abort(&self, claim: &Claim) -> CatalogResult<()> {

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::record::{SandboxRecord, SnapshotRecord};
 use crate::{
-    driver::PieceName,
+    driver::Piece,
     id::{SandboxId, SnapshotId},
 };
 
@@ -36,15 +36,13 @@ pub enum Change {
 }
 
 impl Change {
-    /// Whether it must survive a power cut from the moment it is committed: because it promises
-    /// that, or because what it names will be destroyed for good right after.
+    /// Whether it promises to survive a power cut from the moment it is committed. A commit that
+    /// leaves chores must as well: what they name is destroyed for good right after.
     #[must_use]
     pub fn must_be_durable(&self) -> bool {
         match self {
             Self::SnapshotTaken { snapshot, .. } => snapshot.durable,
-            Self::SnapshotDeleted { .. } | Self::SandboxRemoved { .. } => true,
-            Self::SandboxesAdded { leftovers, .. } => !leftovers.is_empty(),
-            Self::SnapshotEdited { .. } | Self::RolledBack { .. } => false,
+            _ => false,
         }
     }
 }
@@ -64,5 +62,5 @@ pub struct ChoreId(pub u64);
 #[serde(rename_all = "snake_case")]
 pub enum ChoreTask {
     Destroy(SandboxId),
-    Discard(PieceName),
+    Discard(Piece),
 }

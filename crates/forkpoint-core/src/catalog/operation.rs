@@ -85,6 +85,15 @@ impl Operation {
 }
 
 impl OperationKind {
+    /// What recovery makes of it when it was left open.
+    #[must_use]
+    pub const fn when_left_open(&self) -> &'static str {
+        match self {
+            Self::Destroy { .. } => "finished",
+            _ => "undone",
+        }
+    }
+
     #[must_use]
     pub const fn as_str(&self) -> &'static str {
         match self {
@@ -182,7 +191,7 @@ pub struct OpenOperation {
 impl fmt::Display for OpenOperation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Operation { id, kind, started, .. } = &self.operation;
-        write!(f, "{} `{id}` is under way since {started:.0}", kind.as_str())?;
+        write!(f, "{} `{id}` holds it since {started:.0}", kind.as_str())?;
         match self.owner_state {
             OwnerState::Us | OwnerState::Alive => Ok(()),
             OwnerState::Gone => write!(f, ", left by a process that is gone"),

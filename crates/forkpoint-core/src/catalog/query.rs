@@ -94,8 +94,10 @@ pub struct Usage {
     pub sandboxes: u64,
     pub snapshots: u64,
     pub pinned: u64,
-    /// Sum of what each snapshot occupies alone; what they share counts once.
+    /// Sum of what each snapshot added to what it grew from.
     pub own_bytes: u64,
+    /// What all pieces occupy, also those of deleted snapshots that something still needs.
+    pub stored_bytes: u64,
     /// Sum of what each would occupy if it shared nothing.
     pub total_bytes: u64,
     pub oldest: Option<Timestamp>,

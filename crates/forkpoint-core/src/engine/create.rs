@@ -1,10 +1,11 @@
 //! New sandboxes from a template, and sandboxes that were there before us.
 
-use super::{Engine, Inner, Wait};
+use super::{Active, Engine, Inner, Wait};
 use crate::{
     catalog::{CatalogError, Change, NewSandbox, OperationKind, SandboxRecord},
     driver::DriverError,
     error::{Context as _, Error, ErrorKind, Result},
+    id::SandboxId,
     label::Labels,
     naming::Name,
     spec::SandboxSpec,
@@ -32,6 +33,8 @@ pub struct AdoptRequest {
     pub driver: String,
     /// The platform's name or id of it.
     pub native_name: String,
+    /// The platform's name of it if there is none, and nobody else here has that.
+    pub name: Option<Name>,
     pub labels: Labels,
     pub wait: Wait,
 }
@@ -87,7 +90,7 @@ impl Inner {
     }
 
     async fn adopt(&self, request: AdoptRequest) -> Result<SandboxRecord> {
-        let AdoptRequest { driver, native_name, labels, .. } = request;
+        let AdoptRequest { driver, native_name, name: wanted, labels, .. } = request;
         let driver = self.driver(&driver)?;
         let doing = || format!("failed to adopt `{native_name}`");
         if !driver.capabilities().adopt {
@@ -99,11 +102,20 @@ impl Inner {
             return check_adopted(known);
         }
 
-        // The platform's name, where it can be one of ours and is free.
-        let name: Option<Name> = adopted.native_name.parse().ok();
-        let sandbox = NewSandbox { id: adopted.id, name: name.clone() };
-        let kind = OperationKind::Adopt { sandbox };
-        let active = match self.begin(driver.name(), kind).await {
+        let begun = match wanted {
+            Some(name) => self.begin_adopt(driver.name(), adopted.id, Some(name)).await,
+            None => {
+                let name = adopted.native_name.parse().ok();
+                match self.begin_adopt(driver.name(), adopted.id, name).await {
+                    Err(err) if err.is_about_a_name() => {
+                        self.begin_adopt(driver.name(), adopted.id, None).await
+                    }
+                    begun => begun,
+                }
+            }
+        };
+        let (active, name) = match begun {
+            // Another process adopted it a moment ago.
             Err(CatalogError::AlreadyKnown { .. }) => {
                 return check_adopted(self.catalog.sandbox(adopted.id).await?);
             }
@@ -121,6 +133,19 @@ impl Inner {
         };
         self.conclude(active, Ok((added(&record), ()))).await.context(doing)?;
         Ok(record)
+    }
+}
+
+impl Inner {
+    async fn begin_adopt(
+        &self,
+        driver: &str,
+        id: SandboxId,
+        name: Option<Name>,
+    ) -> Result<(Active, Option<Name>), CatalogError> {
+        let sandbox = NewSandbox { id, name: name.clone() };
+        let active = self.begin(driver, OperationKind::Adopt { sandbox }).await?;
+        Ok((active, name))
     }
 }
 

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use super::{Engine, Inner, Wait};
 use crate::{
     catalog::{Change, OperationKind, SnapshotRecord},
-    error::{Context as _, Error, Result},
+    error::{Context as _, Error, ErrorKind, Result},
     id::SnapshotId,
     label::Labels,
     naming::Name,
@@ -30,7 +30,7 @@ impl Engine {
             let snapshot = snapshot.clone();
             async move {
                 let record = inner.find_snapshot(&snapshot).await?;
-                inner.delete(&record.driver, record.id).await?;
+                inner.delete(&record.driver, record.id, |_| true).await?;
                 Ok(record)
             }
         })
@@ -53,14 +53,31 @@ impl Engine {
 }
 
 impl Inner {
-    /// The record goes first; then what it occupied, as chores that survive a crash.
-    pub(super) async fn delete(&self, driver: &str, snapshot: SnapshotId) -> Result<()> {
+    /// The record goes first; then what it occupied, as chores that survive a crash. Whether it
+    /// `may_go` is asked under the claim, when nobody can change it any more; `false` if it stays.
+    pub(super) async fn delete(
+        &self,
+        driver: &str,
+        snapshot: SnapshotId,
+        may_go: impl Fn(&SnapshotRecord) -> bool,
+    ) -> Result<bool> {
         let doing = || format!("failed to delete snapshot `{snapshot}`");
         let kind = OperationKind::Delete { snapshot };
         let active = self.begin(driver, kind).await.context(doing)?;
-        let change = Change::SnapshotDeleted { snapshot };
-        self.conclude(active, Ok((change, ()))).await.context(doing)?;
-        Ok(())
+        match self.catalog.snapshot(snapshot).await {
+            Ok(record) if !may_go(&record) => {
+                let stays = Error::new(ErrorKind::Conflict, "it is not to go any more");
+                // Nothing was done: closing it cannot do more than that.
+                let _ = self.conclude::<()>(active, Err(stays)).await;
+                Ok(false)
+            }
+            record => {
+                let change = Change::SnapshotDeleted { snapshot };
+                let work = record.map(|_| (change, ())).map_err(Error::from);
+                self.conclude(active, work).await.context(doing)?;
+                Ok(true)
+            }
+        }
     }
 
     async fn edit(&self, reference: &str, edit: SnapshotEdit) -> Result<SnapshotRecord> {

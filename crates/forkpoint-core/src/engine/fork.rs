@@ -1,17 +1,21 @@
 //! New sandboxes from a snapshot: one (restore) or many (fork).
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, OnceLock},
+};
 
 use futures::{StreamExt as _, stream};
 
 use super::{Engine, Inner, SnapshotOutcome, SnapshotRequest, Wait};
 use crate::{
-    catalog::{Change, NewSandbox, OperationKind, SandboxRecord, SnapshotRecord},
+    catalog::{CatalogError, Change, NewSandbox, OperationKind, SandboxRecord, SnapshotRecord},
     driver::{Driver, SnapshotKind},
     error::{Context as _, Error, ErrorKind, Result},
     id::{SandboxId, SnapshotId},
     label::Labels,
     naming::Name,
+    spec::SandboxSpec,
 };
 
 #[derive(Clone, Debug)]
@@ -88,7 +92,7 @@ impl Engine {
     pub async fn restore(&self, request: RestoreRequest) -> Result<SandboxRecord> {
         let RestoreRequest { snapshot, name, labels, env, wait } = request;
         let children = Children { count: 1, name, numbered: false, labels, env };
-        let forked = self.fork_snapshot(snapshot, children, wait).await?;
+        let forked = self.make(ForkSource::Snapshot(snapshot), children, wait).await?;
         match forked.children.into_iter().next() {
             Some(child) => child.result,
             None => Err(Error::new(ErrorKind::Internal, "a restore gave no sandbox")),
@@ -106,41 +110,26 @@ impl Engine {
             )));
         }
         let children = Children { count, name, numbered: true, labels, env };
-        children.names()?;
-        let snapshot = match source {
-            ForkSource::Snapshot(reference) => reference,
-            ForkSource::Sandbox(reference, kind) => {
-                self.snapshot_to_fork(reference, kind, wait).await?.to_string()
-            }
-        };
-        self.fork_snapshot(snapshot, children, wait).await
+        self.make(source, children, wait).await
     }
 
-    async fn snapshot_to_fork(
-        &self,
-        sandbox: String,
-        kind: SnapshotKind,
-        wait: Wait,
-    ) -> Result<SnapshotId> {
-        let description = Some("the state that was forked".to_owned());
-        let request = SnapshotRequest { kind, description, wait, ..SnapshotRequest::new(sandbox) };
-        match self.snapshot(request).await? {
-            SnapshotOutcome::Taken(taken) => Ok(taken.snapshot.id),
-            SnapshotOutcome::Skipped { trigger } => {
-                Err(Error::new(ErrorKind::Internal, format!("trigger `{trigger}` is off")))
-            }
-        }
-    }
-
-    async fn fork_snapshot(
-        &self,
-        snapshot: String,
-        children: Children,
-        wait: Wait,
-    ) -> Result<Forked> {
+    /// Taking the snapshot and making the copies is one task: it is done to the end, or not begun.
+    async fn make(&self, source: ForkSource, children: Children, wait: Wait) -> Result<Forked> {
+        // When the copies have to wait, the snapshot that they come from is not taken again.
+        let taken = Arc::new(OnceLock::new());
         self.operate(wait, move |inner| {
-            let (snapshot, children) = (snapshot.clone(), children.clone());
-            async move { inner.fork(&snapshot, &children).await }
+            let (source, children) = (source.clone(), children.clone());
+            let taken = Arc::clone(&taken);
+            async move {
+                let snapshot = inner.source(&source, &children, &taken).await?;
+                let doing = || match &source {
+                    ForkSource::Sandbox(sandbox, _) => {
+                        format!("failed to fork sandbox `{sandbox}`")
+                    }
+                    ForkSource::Snapshot(from) => format!("failed to restore snapshot `{from}`"),
+                };
+                inner.fork(&snapshot, &children).await.context(doing)
+            }
         })
         .await
     }
@@ -166,19 +155,23 @@ impl Children {
             .collect()
     }
 
+    fn spec(&self, source: &SandboxSpec) -> SandboxSpec {
+        let mut spec = source.clone();
+        spec.env.extend(self.env.clone());
+        spec
+    }
+
     fn record(
         &self,
         child: &NewSandbox,
         from: &SnapshotRecord,
         at: jiff::Timestamp,
     ) -> SandboxRecord {
-        let mut spec = from.spec.clone();
-        spec.env.extend(self.env.clone());
         SandboxRecord {
             id: child.id,
             name: child.name.clone(),
             driver: from.driver.clone(),
-            spec,
+            spec: self.spec(&from.spec),
             labels: self.labels.clone(),
             adopted: None,
             head: Some(from.id),
@@ -194,10 +187,52 @@ struct Attempt {
 }
 
 impl Inner {
-    async fn fork(&self, reference: &str, wanted: &Children) -> Result<Forked> {
-        let snapshot = self.find_snapshot(reference).await?;
+    /// What the copies are made of. What would keep them from being made is found out before a
+    /// sandbox is stopped for its snapshot.
+    async fn source(
+        &self,
+        source: &ForkSource,
+        children: &Children,
+        taken: &OnceLock<SnapshotId>,
+    ) -> Result<SnapshotRecord> {
+        let (sandbox, kind) = match source {
+            ForkSource::Snapshot(reference) => return self.find_snapshot(reference).await,
+            ForkSource::Sandbox(sandbox, kind) => (sandbox, *kind),
+        };
+        if let Some(taken) = taken.get() {
+            return Ok(self.catalog.snapshot(*taken).await?);
+        }
+        self.check_children(sandbox, children).await?;
+        let description = Some("the state that was forked".to_owned());
+        let request = SnapshotRequest { kind, description, ..SnapshotRequest::new(sandbox) };
+        match self.snapshot(request).await? {
+            SnapshotOutcome::Taken(new) => {
+                let id = *taken.get_or_init(|| new.snapshot.id);
+                Ok(SnapshotRecord { id, ..new.snapshot })
+            }
+            SnapshotOutcome::Skipped(reason) => {
+                Err(Error::new(ErrorKind::Internal, format!("no snapshot to fork: {reason}")))
+            }
+        }
+    }
+
+    async fn check_children(&self, sandbox: &str, children: &Children) -> Result<()> {
+        let sandbox = self.find_sandbox(sandbox).await?;
+        children.spec(&sandbox.spec).check()?;
+        for name in children.names()?.into_iter().flatten() {
+            let found = self.catalog.find_sandbox(&sandbox.driver, name.as_str()).await;
+            if let Ok(taken) = found
+                && taken.name.as_ref() == Some(&name)
+            {
+                return Err(CatalogError::NameTaken { name, by: taken.id.to_string() }.into());
+            }
+        }
+        Ok(())
+    }
+
+    async fn fork(&self, snapshot: &SnapshotRecord, wanted: &Children) -> Result<Forked> {
         let driver = self.driver(&snapshot.driver)?;
-        let doing = || format!("failed to restore snapshot `{reference}`");
+        wanted.spec(&snapshot.spec).check()?;
         let children: Vec<NewSandbox> = wanted
             .names()?
             .into_iter()
@@ -205,13 +240,12 @@ impl Inner {
             .collect();
         let at = self.environment.now();
         let records: Vec<_> =
-            children.iter().map(|child| wanted.record(child, &snapshot, at)).collect();
-        records.iter().try_for_each(|record| record.spec.check())?;
+            children.iter().map(|child| wanted.record(child, snapshot, at)).collect();
 
         let kind = OperationKind::Fork { snapshot: snapshot.id, children };
-        let active = self.begin(driver.name(), kind).await.context(doing)?;
+        let active = self.begin(driver.name(), kind).await?;
         let attempts: Vec<Attempt> = stream::iter(records)
-            .map(|record| restore_child(driver, record, &snapshot))
+            .map(|record| restore_child(driver, record, snapshot))
             .buffered(self.config.parallel_forks.max(1))
             .collect()
             .await;
@@ -229,7 +263,7 @@ impl Inner {
         } else {
             let from = Some(snapshot.id);
             let change = Change::SandboxesAdded { sandboxes, from, leftovers, at };
-            self.conclude(active, Ok((change, ()))).await.context(doing)?;
+            self.conclude(active, Ok((change, ()))).await?;
         }
         Ok(Forked { snapshot: snapshot.id, children })
     }

@@ -2,10 +2,10 @@
 
 use super::{Engine, Inner, Wait};
 use crate::{
-    catalog::{CandidateQuery, CandidateScope},
+    catalog::{CandidateQuery, CandidateScope, SnapshotRecord},
     error::{Error, ErrorKind, Result},
     id::SnapshotId,
-    retention::{Deletion, RetentionPlan, RetentionPlanner, RetentionPolicy, UnmetLimit},
+    retention::{Deletion, Reason, RetentionPlan, RetentionPlanner, RetentionPolicy, UnmetLimit},
 };
 
 const PAGE: usize = 500;
@@ -14,9 +14,12 @@ const PAGE: usize = 500;
 #[derive(Debug, Default)]
 pub struct PruneReport {
     pub deleted: Vec<Deletion>,
+    /// Those that somebody pinned or gave more time after the plan was made.
+    pub kept: Vec<Deletion>,
     /// Those that could not be deleted, each with its reason; a snapshot in use is one of them.
     pub failed: Vec<(Deletion, Error)>,
     pub unmet: Vec<UnmetLimit>,
+    /// How much less is stored now. What others still need of the deleted ones stays.
     pub freed_bytes: u64,
 }
 
@@ -39,7 +42,7 @@ impl Engine {
     pub async fn execute_plan(&self, plan: RetentionPlan) -> Result<PruneReport> {
         self.operate(Wait::No, move |inner| {
             let plan = plan.clone();
-            async move { Ok(inner.execute(plan).await) }
+            async move { inner.execute(plan).await }
         })
         .await
     }
@@ -52,7 +55,7 @@ impl Inner {
         spared: Option<SnapshotId>,
     ) -> Result<PruneReport> {
         let plan = self.retention_plan(policy, spared).await?;
-        Ok(self.execute(plan).await)
+        self.execute(plan).await
     }
 
     /// Feeds the planner page by page, and stops when no limit asks for more.
@@ -83,23 +86,29 @@ impl Inner {
         Ok(planner.finish())
     }
 
-    async fn execute(&self, plan: RetentionPlan) -> PruneReport {
+    async fn execute(&self, plan: RetentionPlan) -> Result<PruneReport> {
         let mut report = PruneReport { unmet: plan.unmet, ..PruneReport::default() };
+        let before = self.catalog.usage().await?.stored_bytes;
         for deletion in plan.deletions {
-            let deleted = match self.catalog.snapshot(deletion.id).await {
-                Ok(record) => self.delete(&record.driver, record.id).await,
-                Err(err) => Err(err.into()),
-            };
-            match deleted {
-                Err(err) if err.kind() != ErrorKind::NotFound => {
-                    report.failed.push((deletion, err));
-                }
-                _ => {
-                    report.freed_bytes = report.freed_bytes.saturating_add(deletion.own_bytes);
-                    report.deleted.push(deletion);
-                }
+            match self.execute_one(&deletion).await {
+                Ok(true) => report.deleted.push(deletion),
+                Ok(false) => report.kept.push(deletion),
+                Err(err) if err.kind() == ErrorKind::NotFound => report.deleted.push(deletion),
+                Err(err) => report.failed.push((deletion, err)),
             }
         }
-        report
+        report.freed_bytes = before.saturating_sub(self.catalog.usage().await?.stored_bytes);
+        Ok(report)
+    }
+
+    /// `false` when the snapshot was pinned or given more time since the plan was made.
+    async fn execute_one(&self, deletion: &Deletion) -> Result<bool> {
+        let record = self.catalog.snapshot(deletion.id).await?;
+        let now = self.environment.now();
+        let may_go = |record: &SnapshotRecord| {
+            let expired = record.expires.is_some_and(|expires| expires <= now);
+            !record.pinned && (deletion.reason != Reason::Expired || expired)
+        };
+        self.delete(&record.driver, record.id, may_go).await
     }
 }

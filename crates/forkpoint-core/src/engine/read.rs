@@ -1,6 +1,6 @@
 //! The reads behind `ps`, `list`, `show`, `log`, `stats` and `validate`.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
 use bytes::Bytes;
 use serde::Serialize;
@@ -8,11 +8,12 @@ use serde::Serialize;
 use super::{Engine, Inner};
 use crate::{
     catalog::{
-        LineageScope, Page, SandboxQuery, SandboxRecord, SnapshotQuery, SnapshotRecord, Usage,
+        CatalogError, LineageScope, Page, Resource, SandboxQuery, SandboxRecord, SnapshotQuery,
+        SnapshotRecord, Usage,
     },
     driver::{Finding, Sandbox, SandboxStatus, SnapshotKind},
     error::{Context as _, Result},
-    id::SnapshotId,
+    id::{SandboxId, SnapshotId},
     lineage::{self, LineageNode, LineageRow},
 };
 
@@ -121,6 +122,34 @@ impl Engine {
             open_operations: catalog.unfinished().await?.len(),
             waiting_chores: catalog.chores().await?.len(),
         })
+    }
+
+    /// Sandboxes of ours that a platform has, and that nobody here knows or is at work on: what a
+    /// power cut or a lost catalog leaves. Told, never destroyed: another catalog may know them.
+    pub async fn strays(&self) -> Result<Vec<(&'static str, SandboxId)>> {
+        let mut strays = Vec::new();
+        for (name, driver) in &self.inner.drivers {
+            let there = driver.list().await.context(|| format!("failed to ask driver `{name}`"))?;
+            strays.extend(there.into_iter().map(|id| (*name, id)));
+        }
+        // Asked after the platforms: what is made meanwhile is not in their answer.
+        let open = self.inner.catalog.unfinished().await?;
+        let claimed: BTreeSet<Resource> = open
+            .iter()
+            .flat_map(|open| open.operation.claims())
+            .map(|claimed| claimed.resource)
+            .collect();
+        let mut unknown = Vec::new();
+        for (name, id) in strays {
+            let known = match self.inner.catalog.sandbox(id).await {
+                Err(CatalogError::SandboxMissing { .. }) => false,
+                found => found.map(|_| true)?,
+            };
+            if !known && !claimed.contains(&Resource::Sandbox(id)) {
+                unknown.push((name, id));
+            }
+        }
+        Ok(unknown)
     }
 
     pub async fn validate(&self, sandbox: &str, kind: SnapshotKind) -> Result<Validation> {

@@ -6,7 +6,7 @@ use crate::{
         CatalogError, Change, Claim, NewSandbox, OpenOperation, Operation, OperationKind,
         OwnerState, Reclaimed,
     },
-    driver::{Driver, SandboxState},
+    driver::{Driver, SandboxStatus},
     error::{Error, Result},
     id::{OperationId, SandboxId, SnapshotId},
 };
@@ -20,11 +20,21 @@ pub(super) enum Closed {
     Undone,
 }
 
+/// Whether anybody still wants what is being closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asker {
+    Waits,
+    /// Nobody waits, and somebody may have gone on working since.
+    Gone,
+}
+
 #[derive(Debug, Default)]
 pub struct RecoveryReport {
     pub finished: Vec<OperationId>,
     pub undone: Vec<OperationId>,
     pub chores_done: usize,
+    /// Clean-up that could not be done yet.
+    pub chores_waiting: usize,
     /// What has to wait for the next time, and why.
     pub failed: Vec<(OperationId, Error)>,
 }
@@ -49,7 +59,9 @@ impl Inner {
                 Err(err) => report.failed.push((id, err)),
             }
         }
-        report.chores_done = self.do_chores(self.catalog.chores().await?).await;
+        let chores = self.do_chores(self.catalog.chores().await?).await;
+        report.chores_done = chores.done;
+        report.chores_waiting = chores.waiting;
         Ok(report)
     }
 
@@ -75,14 +87,21 @@ impl Inner {
             return Ok(None);
         };
         match self.catalog.reclaim(&open.claim).await? {
-            Reclaimed::Ours(claim) => self.close(&open.operation, &claim).await.map(Some),
+            Reclaimed::Ours(claim) => {
+                self.close(&open.operation, &claim, Asker::Gone).await.map(Some)
+            }
             Reclaimed::Committed => Ok(Some(Closed::Finished)),
             Reclaimed::Lost => Ok(None),
         }
     }
 
     /// Finishes or undoes an operation, from what `begin` wrote and by calls that may be repeated.
-    pub(super) async fn close(&self, operation: &Operation, claim: &Claim) -> Result<Closed> {
+    pub(super) async fn close(
+        &self,
+        operation: &Operation,
+        claim: &Claim,
+        asker: Asker,
+    ) -> Result<Closed> {
         let driver = self.driver(&operation.driver)?.as_ref();
         match &operation.kind {
             OperationKind::Create { sandbox: NewSandbox { id, .. } } => driver.destroy(*id).await?,
@@ -96,7 +115,7 @@ impl Inner {
                 driver.unseal(*snapshot).await?;
             }
             OperationKind::Rollback { sandbox, to } => {
-                return self.close_rollback(driver, claim, *sandbox, *to).await;
+                return self.close_rollback(driver, claim, (*sandbox, *to), asker).await;
             }
             OperationKind::Destroy { sandbox, adopted } => {
                 if !adopted {
@@ -113,31 +132,41 @@ impl Inner {
         Ok(Closed::Undone)
     }
 
-    /// What the sandbox was is gone once a rollback has begun in earnest, so it goes forward. Only
-    /// where the driver refuses, and the sandbox still stands where it stood, is it undone.
+    /// The driver says how far it came. A rollback that was not done is never done later, behind
+    /// the back of whoever works in the sandbox meanwhile; only one that the platform lost on the way
+    /// is made again.
     async fn close_rollback(
         &self,
         driver: &dyn Driver,
         claim: &Claim,
-        sandbox: SandboxId,
-        to: SnapshotId,
+        (sandbox, to): (SandboxId, SnapshotId),
+        asker: Asker,
     ) -> Result<Closed> {
         let record = self.catalog.sandbox(sandbox).await?;
-        let target = self.catalog.snapshot(to).await?;
-        let change = Change::RolledBack { sandbox, to, at: self.environment.now() };
-        let Err(err) = driver.rollback(sandbox, &record.spec, &target.artifact).await else {
-            return self.finish(claim, &change).await;
+        let moves = record.head != Some(to);
+        let done = |status: &Option<SandboxStatus>| {
+            moves && status.is_some_and(|status| status.base == Some(to))
         };
-        driver.settle(sandbox).await?;
-        let status = driver.status(sandbox).await?;
-        match status.filter(|status| status.state != SandboxState::Paused) {
-            Some(status) if status.base == record.head => {
-                self.catalog.abort(claim).await?;
-                Ok(Closed::Undone)
+        let mut status = driver.status(sandbox).await?;
+        // Back to where it stands already: whether that was done, only the caller can still care.
+        let again = !moves && asker == Asker::Waits;
+        if !done(&status) && (status.is_none() || again) {
+            let target = self.catalog.snapshot(to).await?;
+            if driver.rollback(sandbox, &record.spec, &target.artifact).await.is_ok() {
+                return self.finish(claim, &self.rolled_back(sandbox, to)).await;
             }
-            Some(status) if status.base == Some(to) => self.finish(claim, &change).await,
-            _ => Err(err.into()),
+            status = driver.status(sandbox).await?;
         }
+        if done(&status) {
+            return self.finish(claim, &self.rolled_back(sandbox, to)).await;
+        }
+        driver.settle(sandbox).await?;
+        self.catalog.abort(claim).await?;
+        Ok(Closed::Undone)
+    }
+
+    fn rolled_back(&self, sandbox: SandboxId, to: SnapshotId) -> Change {
+        Change::RolledBack { sandbox, to, at: self.environment.now() }
     }
 
     async fn finish(&self, claim: &Claim, change: &Change) -> Result<Closed> {

@@ -1,11 +1,13 @@
 //! Taking a snapshot of a live sandbox.
 
+use std::fmt;
+
 use bytes::Bytes;
 use jiff::Timestamp;
 
 use super::{Active, Engine, Inner, PruneReport, Wait};
 use crate::{
-    catalog::{CatalogError, Change, OperationKind, Resource, SandboxRecord, SnapshotRecord},
+    catalog::{CatalogError, Change, OperationKind, SandboxRecord, SnapshotRecord},
     driver::{Artifact, Driver, DriverError, Sandbox, SnapshotKind},
     error::{Context as _, Error, ErrorKind, Result},
     id::SnapshotId,
@@ -58,10 +60,22 @@ impl SnapshotRequest {
 #[derive(Debug)]
 pub enum SnapshotOutcome {
     Taken(Box<TakenSnapshot>),
-    /// The trigger is not enabled: an agent's run goes on as if nothing had been asked.
-    Skipped {
-        trigger: Trigger,
-    },
+    /// Nothing was taken, and nothing failed: an agent's run goes on.
+    Skipped(SkipReason),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SkipReason {
+    TriggerDisabled(Trigger),
+}
+
+impl fmt::Display for SkipReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TriggerDisabled(trigger) => write!(f, "trigger `{trigger}` is not enabled"),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -87,7 +101,7 @@ impl Inner {
     pub(super) async fn snapshot(&self, request: SnapshotRequest) -> Result<SnapshotOutcome> {
         let trigger = request.trigger;
         if !self.config.triggers.contains(trigger) {
-            return Ok(SnapshotOutcome::Skipped { trigger });
+            return Ok(SnapshotOutcome::Skipped(SkipReason::TriggerDisabled(trigger)));
         }
         let sandbox = self.find_sandbox(&request.sandbox).await?;
         let driver = self.driver(&sandbox.driver)?;
@@ -177,7 +191,7 @@ impl Inner {
             at,
         });
         match begin(name.clone()).await {
-            Err(err) if names_clash(&err) => begin(name.made_unique(id)).await,
+            Err(err) if err.is_about_a_name() => begin(name.made_unique(id)).await,
             begun => begun,
         }
     }
@@ -194,16 +208,6 @@ impl Inner {
         let live = driver.attach(sandbox.id).await?;
         let artifact = seal(live.as_ref(), id, kind).await?;
         Ok((sandbox, artifact))
-    }
-}
-
-fn names_clash(err: &CatalogError) -> bool {
-    match err {
-        CatalogError::NameTaken { .. } => true,
-        CatalogError::Busy { resource, .. } => {
-            matches!(resource, Resource::SnapshotName(_))
-        }
-        _ => false,
     }
 }
 

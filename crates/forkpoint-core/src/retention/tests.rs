@@ -178,7 +178,7 @@ fn a_limit_that_cannot_be_met_is_told() {
         plan.unmet,
         [UnmetLimit::Total { snapshots: 2, limit: 1 }, UnmetLimit::Bytes { bytes: 20, limit: 15 }]
     );
-    assert_eq!(plan.freed_bytes, 10);
+    assert_eq!(plan.own_bytes, 10);
 }
 
 #[test]

@@ -17,6 +17,11 @@ fn any_call_may_fail() {
 }
 
 #[test]
+fn work_after_a_fault_stays() {
+    harness().work_after_a_fault_stays().check();
+}
+
+#[test]
 fn a_commit_may_be_late() {
     harness().a_commit_may_be_late().check();
 }

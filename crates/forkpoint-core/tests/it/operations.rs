@@ -1,23 +1,26 @@
 //! What each operation does, seen from outside.
 
+use std::path::Path;
+
 use bytes::Bytes;
 use forkpoint_core::{
     EngineConfig, Error, ErrorKind, Timestamp,
     catalog::{SandboxQuery, SnapshotQuery},
-    driver::{SandboxState, Severity, SnapshotKind},
+    driver::{Driver as _, SandboxState, Severity, SnapshotKind},
     engine::{
         AdoptRequest, CreateRequest, ForkRequest, ForkSource, RestoreRequest, RollbackRequest,
-        SnapshotEdit, SnapshotOutcome, SnapshotRequest, Wait,
+        SkipReason, SnapshotEdit, SnapshotOutcome, SnapshotRequest, Wait,
     },
+    id::SandboxId,
     label::Labels,
     naming::Name,
     retention::{Reason, RetentionPolicy},
     trigger::{EnabledTriggers, Trigger},
 };
 use forkpoint_testkit::{
-    Simulation, World,
+    Files, Simulation, World,
     faults::{Fault, FaultPlan},
-    harness::ops::{fill_small, named, snapshot, snapshot_request, spec, taken, write},
+    harness::ops::{adopt, fill_small, named, snapshot, snapshot_request, spec, taken, write},
 };
 
 fn fixed() -> World {
@@ -102,7 +105,7 @@ fn a_fork_of_a_sandbox_has_its_state_as_of_now() {
     assert_eq!(names, ["try-1", "try-2", "try-3", "try-4", "try-5"]);
     for child in &forked.children {
         let files = world.platform.files(child.id).unwrap();
-        assert_eq!(files[std::path::Path::new("/unsaved")], "work");
+        assert_eq!(files[Path::new("/unsaved")], "work");
         assert_eq!(child.result.as_ref().unwrap().head, Some(forked.snapshot));
     }
     assert_eq!(world.broken_invariants(), Vec::<String>::new());
@@ -251,12 +254,7 @@ fn what_a_forgotten_sandbox_stands_on_waits() {
         assert_eq!(engine.stats().await.unwrap().waiting_chores, 1);
     });
     let theirs = world.run(|engine| async move {
-        let request = AdoptRequest {
-            driver: "fake".into(),
-            native_name: "theirs".into(),
-            labels: Labels::default(),
-            wait: Wait::No,
-        };
+        let request = adopt("theirs");
         engine.adopt(request).await.unwrap().id
     });
     world.platform.lose(theirs);
@@ -270,12 +268,7 @@ fn what_a_forgotten_sandbox_stands_on_waits() {
 #[test]
 fn adopting_twice_is_adopting_once() {
     fixed().run(|engine| async move {
-        let request = AdoptRequest {
-            driver: "fake".into(),
-            native_name: "theirs".into(),
-            labels: Labels::default(),
-            wait: Wait::No,
-        };
+        let request = adopt("theirs");
         let again = engine.adopt(request.clone()).await.unwrap();
         assert_eq!(again, engine.sandbox("theirs").await.unwrap().record);
         let nobody = AdoptRequest { native_name: "nobody".into(), ..request };
@@ -290,7 +283,10 @@ fn a_trigger_that_is_off_takes_nothing_and_fails_nothing() {
         engine.create(named("web")).await.unwrap();
         let request = |trigger| SnapshotRequest { trigger, ..SnapshotRequest::new("web") };
         let skipped = engine.snapshot(request(Trigger::OnError)).await.unwrap();
-        assert!(matches!(skipped, SnapshotOutcome::Skipped { trigger: Trigger::OnError }));
+        assert!(matches!(
+            skipped,
+            SnapshotOutcome::Skipped(SkipReason::TriggerDisabled(Trigger::OnError))
+        ));
         taken(engine.snapshot(request(Trigger::RunEnd)).await.unwrap());
         taken(engine.snapshot(request(Trigger::Manual)).await.unwrap());
     });
@@ -473,4 +469,197 @@ fn reads_tell_what_is_there() {
         assert!(engine.log(Some("bare")).await.unwrap().is_empty());
         assert_eq!(engine.log(None).await.unwrap().len(), 4);
     });
+}
+
+#[test]
+fn a_rollback_that_nobody_waits_for_is_not_done_later() {
+    let world = fixed();
+    world.faults.arm(FaultPlan::new(world.next_process(), 3, Fault::CrashAfter));
+    world.try_run(|engine| async move {
+        let request = RollbackRequest { to: Some("one".into()), ..RollbackRequest::new("web") };
+        engine.rollback(request).await.map(drop)
+    });
+    assert_eq!(world.faults.struck(), Some("begin"));
+    world.faults.disarm();
+    let precious = world.run(|engine| async move {
+        write(&engine, "web", "/work", "of the whole day").await;
+        snapshot(&engine, "web", "precious").await.id
+    });
+    let files = world.platform.truth(precious).unwrap();
+    assert!(files.contains_key(Path::new("/work")), "a snapshot rolled back what it should save");
+}
+
+#[test]
+fn what_cannot_be_finished_is_told() {
+    let world = fixed();
+    world.faults.arm(FaultPlan::new(world.next_process(), 3, Fault::Outage));
+    let err = world.run(|engine| async move { engine.destroy("web", Wait::No).await.unwrap_err() });
+    let text = err.chain().to_string();
+    assert!(text.contains("is left open, and will be finished by recovery"), "{text}");
+    world.faults.disarm();
+    world.run(|engine| async move {
+        engine.recover().await.unwrap();
+        assert_eq!(kind_of(engine.sandbox("web").await), ErrorKind::NotFound);
+    });
+    assert_eq!(world.broken_invariants(), Vec::<String>::new());
+}
+
+#[test]
+fn a_lost_sandbox_and_a_damaged_snapshot_lock_nothing_up() {
+    let world = fixed();
+    let (web, two) = world.run(|engine| async move {
+        let web = engine.sandbox("web").await.unwrap().record.id;
+        (web, engine.show("two").await.unwrap().record.id)
+    });
+    world.platform.lose(web);
+    world.platform.damage(two);
+    world.run(|engine| async move {
+        let refused = engine.rollback(RollbackRequest::new("web")).await;
+        assert_eq!(kind_of(refused), ErrorKind::Corrupt);
+        let elsewhere = RollbackRequest { to: Some("one".into()), ..RollbackRequest::new("web") };
+        engine.rollback(elsewhere).await.unwrap();
+        engine.delete_snapshot("two", Wait::No).await.unwrap();
+        engine.destroy("web", Wait::No).await.unwrap();
+    });
+    assert_eq!(world.open_operations(), Vec::<String>::new());
+}
+
+#[test]
+fn what_is_pinned_after_the_plan_stays() {
+    fixed().run(|engine| async move {
+        let policy = RetentionPolicy { max_total: Some(2), ..RetentionPolicy::default() };
+        let plan = engine.retention_plan(&policy).await.unwrap();
+        let pin = SnapshotEdit { pinned: Some(true), ..SnapshotEdit::default() };
+        engine.edit_snapshot("one", pin, Wait::No).await.unwrap();
+        let report = engine.execute_plan(plan).await.unwrap();
+        assert_eq!(report.kept.len(), 1);
+        engine.show("one").await.unwrap();
+
+        let soon: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let later: Timestamp = "2096-01-01T00:00:00Z".parse().unwrap();
+        let expires = |at| SnapshotEdit { expires: Some(Some(at)), ..SnapshotEdit::default() };
+        engine.edit_snapshot("branch", expires(soon), Wait::No).await.unwrap();
+        let plan = engine.retention_plan(&RetentionPolicy::default()).await.unwrap();
+        assert_eq!(plan.deletions.len(), 1);
+        engine.edit_snapshot("branch", expires(later), Wait::No).await.unwrap();
+        assert_eq!(engine.execute_plan(plan).await.unwrap().kept.len(), 1);
+        assert_eq!(engine.stats().await.unwrap().open_operations, 0);
+    });
+}
+
+#[test]
+fn pruning_says_what_came_free() {
+    let world = World::new(Simulation::in_order());
+    world.run(|engine| async move {
+        engine.create(named("web")).await.unwrap();
+        for number in 0..6 {
+            write(&engine, "web", &format!("/{number}"), &"x".repeat(1000)).await;
+            snapshot(&engine, "web", &format!("s{number}")).await;
+        }
+        let policy = RetentionPolicy { max_bytes: Some(2500), ..RetentionPolicy::default() };
+        let plan = engine.retention_plan(&policy).await.unwrap();
+        assert!(plan.own_bytes >= 4000);
+        let report = engine.execute_plan(plan).await.unwrap();
+        assert_eq!(report.freed_bytes, 0, "the newer ones lie over all of it");
+        let usage = engine.stats().await.unwrap().usage;
+        assert!(usage.own_bytes <= 2500 && usage.stored_bytes >= 6000, "{usage:?}");
+        engine.destroy("web", Wait::No).await.unwrap();
+        let all = RetentionPolicy { max_bytes: Some(1), ..RetentionPolicy::default() };
+        assert!(engine.prune(&all).await.unwrap().freed_bytes >= 6000);
+    });
+    assert_eq!(world.platform.pieces(), []);
+}
+
+#[test]
+fn a_plan_reads_more_than_a_page() {
+    let world = World::new(Simulation::in_order());
+    world.run(|engine| async move {
+        engine.create(named("web")).await.unwrap();
+        for number in 0..620 {
+            snapshot(&engine, "web", &format!("s{number}")).await;
+        }
+        let count = |policy: RetentionPolicy| {
+            let engine = engine.clone();
+            async move { engine.retention_plan(&policy).await.unwrap().deletions.len() }
+        };
+        let none = RetentionPolicy::default;
+        assert_eq!(count(RetentionPolicy { max_per_sandbox: Some(5), ..none() }).await, 615);
+        assert_eq!(count(RetentionPolicy { max_total: Some(7), ..none() }).await, 613);
+    });
+}
+
+#[test]
+fn the_snapshot_just_taken_survives_its_own_retention() {
+    let policy = RetentionPolicy { max_bytes: Some(1), ..RetentionPolicy::default() };
+    let world = with_config(|config| config.retention = policy);
+    world.run(|engine| async move {
+        engine.create(named("web")).await.unwrap();
+        write(&engine, "web", "/large", &"x".repeat(100)).await;
+        let outcome = engine.snapshot(snapshot_request("web", "new")).await.unwrap();
+        let SnapshotOutcome::Taken(taken) = outcome else { panic!("skipped") };
+        let report = taken.pruned.unwrap().unwrap();
+        assert!(report.deleted.is_empty() && report.unmet.len() == 1);
+        engine.show("new").await.unwrap();
+    });
+}
+
+#[test]
+fn an_adopted_sandbox_takes_its_name_only_if_it_is_free() {
+    let world = fixed();
+    world.platform.add_foreign("web", Files::new());
+    world.run(|engine| async move {
+        let adopted = engine.adopt(adopt("web")).await.unwrap();
+        assert_eq!((adopted.name, adopted.adopted.as_deref()), (None, Some("web")));
+        let name = Some("bare".parse().unwrap());
+        let chosen = AdoptRequest { name, ..adopt("stranger") };
+        assert_eq!(kind_of(engine.adopt(chosen).await), ErrorKind::Conflict);
+    });
+}
+
+#[test]
+fn what_is_adopted_again_stands_on_nothing_that_is_going() {
+    let world = fixed();
+    world.run(|engine| async move {
+        engine.rollback(RollbackRequest::new("theirs")).await.unwrap();
+        engine.destroy("theirs", Wait::No).await.unwrap();
+        engine.delete_snapshot("of-theirs", Wait::No).await.unwrap();
+        engine.adopt(adopt("theirs")).await.unwrap();
+        write(&engine, "theirs", "/more", "x").await;
+        snapshot(&engine, "theirs", "again").await;
+        let again = RollbackRequest { to: Some("again".into()), ..RollbackRequest::new("theirs") };
+        engine.rollback(again).await.unwrap();
+        assert_eq!(engine.recover().await.unwrap().chores_done, 1);
+    });
+    assert_eq!(world.broken_invariants(), Vec::<String>::new());
+}
+
+#[test]
+fn a_fork_that_cannot_be_made_takes_no_snapshot() {
+    let world = fixed();
+    let before = world.visible();
+    world.run(|engine| async move {
+        let source = ForkSource::Sandbox("web".into(), SnapshotKind::Files);
+        let env = [("A=B".to_owned(), String::new())].into();
+        let odd = ForkRequest { env, ..ForkRequest::new(source.clone(), 2) };
+        assert_eq!(kind_of(engine.fork(odd).await), ErrorKind::Invalid);
+        engine.create(named("kid-2")).await.unwrap();
+        let name = Some("kid".parse().unwrap());
+        let taken = ForkRequest { name, ..ForkRequest::new(source, 2) };
+        assert_eq!(kind_of(engine.fork(taken).await), ErrorKind::Conflict);
+        engine.destroy("kid-2", Wait::No).await.unwrap();
+    });
+    assert_eq!(world.visible(), before);
+}
+
+#[test]
+fn strays_are_told_and_left_alone() {
+    let world = fixed();
+    let stray = SandboxId::from_u128(7);
+    futures::executor::block_on(world.platform.driver().create(stray, &spec())).unwrap();
+    let found = world.run(|engine| async move {
+        engine.recover().await.unwrap();
+        engine.strays().await.unwrap()
+    });
+    assert_eq!(found, [("fake", stray)]);
+    assert!(world.platform.files(stray).is_some());
 }

@@ -1,20 +1,24 @@
 //! Two processes at work on the same things, in every order that a seed can think of.
 
-use std::time::Duration;
+use std::{task::Poll, time::Duration};
 
 use forkpoint_core::{
     ErrorKind,
-    engine::{SnapshotEdit, SnapshotRequest, Wait},
+    driver::SnapshotKind,
+    engine::{
+        AdoptRequest, ForkRequest, ForkSource, RestoreRequest, SnapshotEdit, SnapshotRequest, Wait,
+    },
+    retention::RetentionPolicy,
 };
 use forkpoint_testkit::{
     Seat, Simulation, World,
     faults::{Fault, FaultPlan},
     harness::{
         Harness,
-        ops::{fill, named},
+        ops::{adopt, fill, named},
     },
 };
-use futures::FutureExt as _;
+use futures::{FutureExt as _, future};
 
 fn harness() -> Harness<'static> {
     Harness::new(&World::new, 12)
@@ -85,7 +89,7 @@ fn who_waits_gets_its_turn() {
         for result in results {
             result.unwrap().unwrap_or_else(|err| panic!("seed {seed}: {}", err.chain()));
         }
-        assert_eq!(world.visible().snapshots.len(), 9);
+        assert_eq!(world.visible().snapshots.len(), 10);
         assert_eq!(world.broken_invariants(), Vec::<String>::new());
     }
 }
@@ -114,6 +118,98 @@ fn waiting_ends_when_the_time_is_up() {
     drop(holder);
     world.run(|engine| async move { engine.recover().await.unwrap() });
     assert_eq!(world.broken_invariants(), Vec::<String>::new());
+}
+
+#[test]
+fn two_tasks_of_one_process_meet() {
+    harness().two_tasks_meet().check();
+}
+
+#[test]
+fn a_pin_that_was_answered_holds_against_a_prune() {
+    for seed in 0..200 {
+        let world = filled(Simulation::shuffled(seed));
+        let (one, two) = (world.seat(), world.seat());
+        let prune = async move {
+            let policy = RetentionPolicy { max_total: Some(1), ..RetentionPolicy::default() };
+            one.engine.prune(&policy).await.map(drop)
+        };
+        let pin = async move {
+            let pin = SnapshotEdit { pinned: Some(true), ..SnapshotEdit::default() };
+            two.engine.edit_snapshot("two", pin, Wait::No).await.map(drop)
+        };
+        let racers = [(one.process, prune.boxed()), (two.process, pin.boxed())];
+        let results = world.simulation.run_all(racers);
+        let there = world.run(|engine| async move { engine.show("two").await.is_ok() });
+        assert!(there || matches!(results[1], Some(Err(_))), "seed {seed}: pinned, and gone");
+        assert_eq!(world.broken_invariants(), Vec::<String>::new(), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_delete_clears_all_that_a_dead_server_left() {
+    for seed in 0..10 {
+        let world = filled(Simulation::shuffled(seed));
+        let Seat { process, engine } = world.seat();
+        world.faults.arm(FaultPlan::new(process, 60, Fault::CrashBefore));
+        let restores: Vec<_> = (0..25)
+            .map(|_| {
+                let engine = engine.clone();
+                let restore = async move { engine.restore(RestoreRequest::new("two")).await };
+                (process, restore.map(drop).boxed())
+            })
+            .collect();
+        drop(engine);
+        world.simulation.run_all(restores);
+        world.faults.disarm();
+        let open = world.open_operations().len();
+        assert!(open > 10, "{open} were left");
+        world.run(|engine| async move { engine.delete_snapshot("two", Wait::No).await.unwrap() });
+        assert_eq!(world.broken_invariants(), Vec::<String>::new());
+    }
+}
+
+#[test]
+fn two_who_adopt_at_once_get_the_same() {
+    for seed in 0..50 {
+        let world = filled(Simulation::shuffled(seed));
+        let racers = [world.seat(), world.seat()].map(|Seat { process, engine }| {
+            let wait = Wait::UpTo(Duration::from_secs(60));
+            let request = AdoptRequest { wait, ..adopt("stranger") };
+            (process, async move { engine.adopt(request).await }.boxed())
+        });
+        let results = world.simulation.run_all(racers);
+        let ids: Vec<_> = results.into_iter().flatten().map(|result| result.unwrap().id).collect();
+        assert!(ids.len() == 2 && ids[0] == ids[1], "seed {seed}");
+    }
+}
+
+#[test]
+fn a_fork_goes_on_without_its_caller() {
+    let (mut half, mut whole) = (0, 0);
+    for patience in 1..120 {
+        let world = filled(Simulation::shuffled(patience));
+        let before = world.visible();
+        world.run(move |engine| async move {
+            let source = ForkSource::Sandbox("web".into(), SnapshotKind::Files);
+            let fork = async move { engine.fork(ForkRequest::new(source, 3)).await.map(drop) };
+            let mut left = patience;
+            let tired = future::poll_fn(move |context| {
+                context.waker().wake_by_ref();
+                left -= 1;
+                if left == 0 { Poll::Ready(()) } else { Poll::Pending }
+            });
+            future::select(fork.boxed(), tired).await;
+        });
+        world.simulation.settle();
+        let after = world.visible();
+        let taken = after.snapshots.len() > before.snapshots.len();
+        let made = after.sandboxes.len() > before.sandboxes.len();
+        half += usize::from(taken && !made);
+        whole += usize::from(taken && made);
+    }
+    assert_eq!(half, 0, "a snapshot was taken, and nothing made of it");
+    assert!(whole > 0);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use forkpoint_core::{
         Existence, OpenOperation, Operation, OwnerState, Reclaimed, Resource, SandboxRecord,
         SnapshotRecord,
     },
-    driver::{Artifact, PieceName},
+    driver::{Artifact, Piece, PieceName},
     id::{OperationId, OwnerId, SandboxId, SnapshotId},
     lineage::LineageNode,
 };
@@ -44,6 +44,7 @@ struct Open {
 #[derive(Debug, Default)]
 struct PieceRow {
     over: Option<PieceName>,
+    bytes: u64,
     holders: BTreeSet<Holder>,
 }
 
@@ -122,6 +123,9 @@ impl Tables {
         claim: &Claim,
         change: &Change,
     ) -> CatalogResult<Vec<Chore>> {
+        if let Change::SnapshotTaken { snapshot, .. } = change {
+            self.check_pieces(&snapshot.driver, &snapshot.artifact)?;
+        }
         let operation = self.close(us, claim, true)?;
         let before = self.next;
         match change {
@@ -258,10 +262,25 @@ impl Tables {
         self.forget_ghosts(before);
     }
 
+    /// What a piece lies over must be counted, or it could go from under it.
+    fn check_pieces(&self, driver: &str, artifact: &Artifact) -> CatalogResult<()> {
+        let own = |name: &PieceName| artifact.pieces.iter().any(|piece| piece.name == *name);
+        let known = |name: &PieceName| {
+            own(name) || self.pieces.contains_key(&(driver.to_owned(), name.clone()))
+        };
+        match artifact.pieces.iter().find(|piece| !piece.over.iter().all(known)) {
+            Some(Piece { name: piece, .. }) => {
+                Err(CatalogError::PieceUnknown { piece: piece.clone() })
+            }
+            None => Ok(()),
+        }
+    }
+
     fn add_pieces(&mut self, driver: &str, artifact: &Artifact) {
         for piece in &artifact.pieces {
             let row = self.pieces.entry((driver.to_owned(), piece.name.clone())).or_default();
             row.over = piece.over.clone();
+            row.bytes = piece.bytes;
             row.holders.insert(Holder::Snapshot(artifact.snapshot));
         }
     }
@@ -303,9 +322,10 @@ impl Tables {
             if covered || !row.holders.is_empty() {
                 continue;
             }
-            suspects.extend(row.over.clone());
+            let (over, bytes) = (row.over.clone(), row.bytes);
+            suspects.extend(over.clone());
             self.pieces.remove(&key);
-            self.add_chore(driver, ChoreTask::Discard(name));
+            self.add_chore(driver, ChoreTask::Discard(Piece { name, over, bytes }));
         }
     }
 

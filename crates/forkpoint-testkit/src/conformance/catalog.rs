@@ -55,6 +55,8 @@ macro_rules! catalog_conformance {
             pieces::what_lies_below_another_piece_stays,
             pieces::a_piece_of_two_snapshots_stays_with_the_second,
             pieces::drivers_do_not_share_pieces,
+            pieces::what_is_stored_is_what_the_pieces_occupy,
+            pieces::a_piece_over_an_unknown_one_is_refused,
             lineage::scopes_answer_in_the_order_of_commits,
             lineage::a_deleted_parent_is_remembered_while_a_child_lives,
             lineage::a_deleted_head_is_remembered_while_its_sandbox_stands_there,

@@ -1,7 +1,7 @@
 //! What every driver must do.
 //!
-//! The cases use only commands that every small Linux has: `true`, `sh`, `cat`, `echo`, `sleep`,
-//! `printenv`.
+//! The cases use only commands that every small Linux has: `true`, `sh`, `cat`, `echo`, `rm`,
+//! `sleep`, `printenv`, `hostname`.
 
 use std::{collections::BTreeSet, io, sync::Arc, time::Duration};
 
@@ -31,6 +31,11 @@ pub trait DriverFixture: Send + Sync {
 
     /// Starts something that is not ours, where the driver can adopt.
     fn foreign(&self) -> BoxFuture<'_, Option<String>>;
+
+    /// Runs a case, on the runtime that the driver needs.
+    fn run(&self, case: BoxFuture<'_, ()>) {
+        futures::executor::block_on(case);
+    }
 }
 
 type Fixture<'a> = &'a dyn DriverFixture;
@@ -192,6 +197,8 @@ pub async fn a_restored_copy_is_equal_and_apart(fixture: Fixture<'_>) {
     let source = create(fixture, &driver).await;
     write(source.as_ref(), "/kept", "as sealed").await;
     write(source.as_ref(), "/changed", "as sealed").await;
+    write(source.as_ref(), "/removed", "before").await;
+    run(source.as_ref(), &["rm", "/removed"]).await;
     let artifact = seal(fixture, source.as_ref()).await;
     write(source.as_ref(), "/changed", "later").await;
     write(source.as_ref(), "/new", "later").await;
@@ -206,6 +213,7 @@ pub async fn a_restored_copy_is_equal_and_apart(fixture: Fixture<'_>) {
         assert_eq!(read(copy.as_ref(), "/kept").await.as_deref(), Some("as sealed"));
         assert_eq!(read(copy.as_ref(), "/changed").await.as_deref(), Some("as sealed"));
         assert_eq!(read(copy.as_ref(), "/new").await, None);
+        assert_eq!(read(copy.as_ref(), "/removed").await, None);
         let status = driver.status(copy.id()).await.unwrap().unwrap();
         assert_eq!(status.base, Some(artifact.snapshot));
     }
@@ -234,14 +242,17 @@ pub async fn snapshots_survive_their_sandbox_and_each_other(fixture: Fixture<'_>
     let driver = fixture.driver();
     let sandbox = create(fixture, &driver).await;
     write(sandbox.as_ref(), "/step", "one").await;
+    write(sandbox.as_ref(), "/first", "only in one").await;
     let one = seal(fixture, sandbox.as_ref()).await;
     write(sandbox.as_ref(), "/step", "two").await;
+    run(sandbox.as_ref(), &["rm", "/first"]).await;
     let two = seal(fixture, sandbox.as_ref()).await;
     driver.destroy(sandbox.id()).await.unwrap();
 
     for (artifact, text) in [(&one, "one"), (&two, "two")] {
         let copy = driver.restore(new_sandbox(fixture), &fixture.spec(), artifact).await.unwrap();
         assert_eq!(read(copy.as_ref(), "/step").await.as_deref(), Some(text));
+        assert_eq!(read(copy.as_ref(), "/first").await.is_some(), text == "one", "a deletion");
         driver.destroy(copy.id()).await.unwrap();
     }
     discard_all(&driver, &two).await;
@@ -337,6 +348,7 @@ pub async fn adopts_and_never_destroys_what_is_not_ours(fixture: Fixture<'_>) {
     let sandbox = driver.attach(adopted.id).await.unwrap();
     write(sandbox.as_ref(), "/kept", "theirs").await;
     let artifact = seal(fixture, sandbox.as_ref()).await;
+    assert!(artifact.pieces.iter().all(|piece| piece.over.is_none()), "a copy, over nothing");
     assert!(matches!(driver.destroy(adopted.id).await, Err(DriverError::Foreign { .. })));
     assert_eq!(read(sandbox.as_ref(), "/kept").await.as_deref(), Some("theirs"));
 
@@ -403,7 +415,8 @@ macro_rules! driver_conformance {
         #[test]
         fn $case() {
             let fixture = $make;
-            ::futures::executor::block_on($crate::conformance::driver::$case(&fixture));
+            let case = $crate::conformance::driver::$case(&fixture);
+            $crate::conformance::driver::DriverFixture::run(&fixture, Box::pin(case));
         }
     )*};
 }

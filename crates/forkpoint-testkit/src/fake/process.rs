@@ -30,7 +30,7 @@ type Exit = Shared<BoxFuture<'static, ExitStatus>>;
 pub(super) fn start(
     command: &Command,
     id: SandboxId,
-    files: &Files,
+    files: &mut Files,
     spec: &SandboxSpec,
 ) -> DriverResult<Process> {
     let argv: Vec<&str> = command.argv.iter().filter_map(|arg| arg.to_str()).collect();
@@ -55,6 +55,10 @@ pub(super) fn start(
             Some(bytes) => done(bytes.clone(), Bytes::new(), 0),
             None => done(Bytes::new(), text("cat: no such file"), 1),
         },
+        ("rm", [path]) => {
+            let gone = files.remove(std::path::Path::new(path)).is_some();
+            done(Bytes::new(), Bytes::new(), i32::from(!gone))
+        }
         ("sh", ["-c", script]) => done(Bytes::new(), Bytes::new(), exit_code(script)),
         ("sleep", _) => sleep(command.timeout.is_some()),
         (other, _) => done(Bytes::new(), text(&format!("{other}: not found")), 127),

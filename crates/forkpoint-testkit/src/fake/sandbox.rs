@@ -44,15 +44,12 @@ impl Sandbox for FakeSandbox {
     }
 
     async fn exec(&self, command: &Command) -> DriverResult<Process> {
-        let (files, spec) = {
-            let mut state = self.state();
-            let row = state.sandbox(self.id)?;
-            if row.paused {
-                return Err(failed("run a command", "the sandbox is paused"));
-            }
-            (row.files.clone(), row.spec.clone())
-        };
-        process::start(command, self.id, &files, &spec)
+        let mut state = self.state();
+        let row = state.sandbox(self.id)?;
+        if row.paused {
+            return Err(failed("run a command", "the sandbox is paused"));
+        }
+        process::start(command, self.id, &mut row.files, &row.spec)
     }
 
     async fn read(&self, path: &SandboxPath) -> DriverResult<ByteStream> {

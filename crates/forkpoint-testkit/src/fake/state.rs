@@ -164,7 +164,9 @@ impl State {
         let Some(row) = self.sandboxes.get(&id) else {
             return Err(DriverError::SandboxMissing { driver: DRIVER, id });
         };
-        let (files, over, base) = (row.files.clone(), row.top.clone(), row.base);
+        // What is not ours is copied whole: it outlives our knowledge of what it stands on.
+        let over = row.top.clone().filter(|_| row.foreign.is_none());
+        let (files, base) = (row.files.clone(), row.base);
         if !row.paused {
             self.violations.push(format!("`{id}` was sealed while it ran"));
         }
@@ -174,7 +176,6 @@ impl State {
         let artifact = self.add_piece(snapshot, files, over, Some((id, base)))?;
         if let Some(row) = self.sandboxes.get_mut(&id) {
             row.base = Some(snapshot);
-            // What is not ours is copied, and does not come to depend on what we keep.
             if row.foreign.is_none() {
                 row.top = top(&artifact);
             }
@@ -189,7 +190,7 @@ impl State {
         let changes = files.into_iter().map(|(path, bytes)| (path, Some(bytes))).collect();
         let row = PieceRow { snapshot, over: None, changes, sealed_from: None };
         self.pieces.insert(name.clone(), row);
-        artifact(snapshot, Piece { name, over: None }, bytes, bytes, count)
+        artifact(snapshot, Piece { name, over: None, bytes }, bytes, count)
     }
 
     fn add_piece(
@@ -213,7 +214,7 @@ impl State {
         let name = piece_name(snapshot);
         let row = PieceRow { snapshot, over: over.clone(), changes, sealed_from };
         self.pieces.insert(name.clone(), row);
-        Ok(artifact(snapshot, Piece { name, over }, own, total, count))
+        Ok(artifact(snapshot, Piece { name, over, bytes: own }, total, count))
     }
 
     pub(super) fn unseal(&mut self, snapshot: SnapshotId) {
@@ -302,20 +303,14 @@ fn len_bytes<'a>(all: impl Iterator<Item = &'a Bytes>) -> u64 {
     all.map(|bytes| bytes.len() as u64).sum()
 }
 
-fn artifact(
-    snapshot: SnapshotId,
-    piece: Piece,
-    own_bytes: u64,
-    total_bytes: u64,
-    file_count: u64,
-) -> Artifact {
+fn artifact(snapshot: SnapshotId, piece: Piece, total_bytes: u64, file_count: u64) -> Artifact {
     Artifact {
         snapshot,
         kind: SnapshotKind::Files,
         version: 1,
         data: serde_json::json!({ "top": piece.name.0 }),
+        own_bytes: piece.bytes,
         pieces: vec![piece],
-        own_bytes,
         total_bytes,
         file_count,
         durable: false,

@@ -1,10 +1,12 @@
 //! One process, and every way in which its calls can go wrong.
 
-use std::task::Poll;
+use std::{path::Path, task::Poll};
+
+use forkpoint_core::id::SandboxId;
 
 use futures::future::{self, Either};
 
-use super::{Ending, Harness, MANY, OPS, Op, Tally, recover, run_with_fault};
+use super::{Ending, Harness, MANY, OPS, Op, Tally, ops::write, recover, run_with_fault};
 use crate::{
     Simulation, World,
     faults::{Fault, FaultPlan},
@@ -41,6 +43,26 @@ impl Harness<'_> {
                     }
                     broken.extend(recover(&world));
                     broken.extend(world.broken_invariants());
+                    tally.add(&ending.case, broken);
+                }
+            }
+        }
+        tally
+    }
+
+    /// Somebody goes on working in a sandbox after an operation on it failed or died. Whatever is
+    /// closed afterwards, that work stays, unless the caller was told that the sandbox is to go.
+    pub fn work_after_a_fault_stays(&self) -> Tally {
+        let mut tally = Tally::new("a fault, work, then recovery");
+        for op in OPS.iter().filter(|op| !op.name.starts_with("destroy")) {
+            for &fault in self.faults {
+                for at in 1..MANY {
+                    let world = self.world(Simulation::in_order());
+                    let Some(ending) = run_with_fault(&world, op, at, fault) else { break };
+                    let worked = work(&world);
+                    let mut broken = recover(&world);
+                    let lost = worked.into_iter().filter(|id| !has_work(&world, *id));
+                    broken.extend(lost.map(|id| format!("the work in `{id}` is lost")));
                     tally.add(&ending.case, broken);
                 }
             }
@@ -190,6 +212,24 @@ impl Harness<'_> {
         tally
     }
 }
+
+/// Writes to every sandbox that anybody can see and the platform has.
+fn work(world: &World) -> Vec<SandboxId> {
+    let records = world.visible().sandboxes.into_iter();
+    let ids: Vec<SandboxId> =
+        records.map(|record| record.id).filter(|id| world.platform.files(*id).is_some()).collect();
+    for id in &ids {
+        let id = id.to_string();
+        world.run(move |engine| async move { write(&engine, &id, WORK, "of a day").await });
+    }
+    ids
+}
+
+fn has_work(world: &World, id: SandboxId) -> bool {
+    world.platform.files(id).is_some_and(|files| files.contains_key(Path::new(WORK)))
+}
+
+const WORK: &str = "/work";
 
 /// An answer must be true. With one fault the engine can always find out what happened.
 fn lie(op: &Op, ending: &Ending) -> Option<String> {

@@ -47,12 +47,12 @@ pub fn snapshot_request(sandbox: &str, name: &str) -> SnapshotRequest {
 pub fn taken(outcome: SnapshotOutcome) -> SnapshotRecord {
     match outcome {
         SnapshotOutcome::Taken(taken) => taken.snapshot,
-        SnapshotOutcome::Skipped { trigger } => panic!("{trigger} was skipped"),
+        SnapshotOutcome::Skipped(reason) => panic!("skipped: {reason}"),
     }
 }
 
 /// Two sandboxes, one grown from the other's first snapshot, one bare; a foreign one that is adopted
-/// and one that is not; a snapshot that outlived its sandbox, and a sandbox that outlived its snapshot.
+/// and one that is not; snapshots that outlived their sandbox, and a sandbox that outlived its snapshot.
 pub fn fill(world: &World) {
     fill_small(world);
     world.run(|engine| async move {
@@ -63,7 +63,21 @@ pub fn fill(world: &World) {
         }
         engine.destroy("last", Wait::No).await.unwrap();
         engine.delete_snapshot("gone", Wait::No).await.unwrap();
+        chain(&engine).await;
     });
+}
+
+/// A snapshot `chain-3` over two that are deleted, and nothing else that needs any of them.
+async fn chain(engine: &Engine) {
+    engine.create(named("link")).await.unwrap();
+    for number in 1..=3 {
+        write(engine, "link", "/step", &number.to_string()).await;
+        snapshot(engine, "link", &format!("chain-{number}")).await;
+    }
+    engine.destroy("link", Wait::No).await.unwrap();
+    for number in 1..=2 {
+        engine.delete_snapshot(&format!("chain-{number}"), Wait::No).await.unwrap();
+    }
 }
 
 /// `web` with snapshots `one` and `two`, a copy `copy` of `one` with a snapshot `branch`, a sandbox
@@ -90,10 +104,12 @@ pub fn fill_small(world: &World) {
     });
 }
 
-fn adopt(native_name: &str) -> AdoptRequest {
+#[must_use]
+pub fn adopt(native_name: &str) -> AdoptRequest {
     AdoptRequest {
         driver: "fake".into(),
         native_name: native_name.into(),
+        name: None,
         labels: Labels::default(),
         wait: Wait::No,
     }
@@ -154,7 +170,7 @@ async fn prune(engine: Engine) -> Result<()> {
 }
 
 /// Every operation that changes something.
-pub const OPS: [Op; 21] = [
+pub const OPS: [Op; 23] = [
     op!("create", |engine| engine.create(named("new"))),
     op!("adopt", |engine| engine.adopt(adopt("stranger"))),
     op!("snapshot", |engine| engine.snapshot(snapshot_request("web", "three"))),
@@ -172,10 +188,15 @@ pub const OPS: [Op; 21] = [
     op!("delete of a leaf", |engine| engine.delete_snapshot("two", Wait::No)),
     op!("delete of a parent", |engine| engine.delete_snapshot("one", Wait::No)),
     op!("delete of what nobody else needs", |engine| engine.delete_snapshot("lone", Wait::No)),
+    op!("delete that frees a chain", |engine| engine.delete_snapshot("chain-3", Wait::No)),
     op!("edit", |engine| engine.edit_snapshot("one", edit(), Wait::No)),
     op!("destroy", |engine| engine.destroy("copy", Wait::No)),
     op!("destroy of the last holder", |engine| engine.destroy("heir", Wait::No)),
     op!("rollback of the last holder", |engine| roll_back_heir(engine)),
+    op!("rollback of an adopted one", |engine| {
+        engine
+            .rollback(RollbackRequest { to: Some("one".into()), ..RollbackRequest::new("theirs") })
+    }),
     op!("forget an adopted one", |engine| engine.destroy("theirs", Wait::No)),
     op!(parts "prune", |engine| prune(engine)),
 ];

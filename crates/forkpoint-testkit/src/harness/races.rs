@@ -46,22 +46,51 @@ impl Harness<'_> {
         tally
     }
 
+    /// The same in one process, as a server is.
+    pub fn two_tasks_meet(&self) -> Tally {
+        let mut tally = Tally::new("two operations in one process");
+        for ops in pairs() {
+            for seed in 0..self.orders {
+                let world = self.world(Simulation::shuffled(seed));
+                let Seat { process, engine } = world.seat();
+                let both = ops.map(|op| (process, (op.run)(engine.clone())));
+                drop(engine);
+                let results = world.simulation.run_all(both);
+                let mut broken = odd_refusals(&results);
+                broken.extend(world.broken_invariants());
+                let case = format!("{} with {}, seed {seed}", ops[0].name, ops[1].name);
+                tally.add(&case, broken);
+            }
+        }
+        tally
+    }
+
+    /// Two recoveries after a death: in two processes, and in one.
     pub fn two_recoveries_meet(&self) -> Tally {
         let mut tally = Tally::new("two recoveries");
         for op in &OPS {
-            for seed in 0..3 * self.orders {
+            for (seed, together) in
+                (0..3 * self.orders).flat_map(|seed| [(seed, false), (seed, true)])
+            {
                 let world = self.world(Simulation::shuffled(seed));
                 let at = 1 + seed as usize % 20;
                 world.faults.arm(FaultPlan::new(world.next_process(), at, Fault::CrashAfter));
                 world.try_run(op.run);
                 world.faults.disarm();
-                let recoveries = [world.seat(), world.seat()].map(|Seat { process, engine }| {
-                    (process, async move { engine.recover().await.map(drop) }.boxed())
-                });
+                let Seat { process, engine } = world.seat();
+                let second = match together {
+                    true => Seat { process, engine: engine.clone() },
+                    false => world.seat(),
+                };
+                let recoveries =
+                    [Seat { process, engine }, second].map(|Seat { process, engine }| {
+                        (process, async move { engine.recover().await.map(drop) }.boxed())
+                    });
                 let results = world.simulation.run_all(recoveries);
                 let mut broken = odd_refusals(&results);
                 broken.extend(world.broken_invariants());
-                tally.add(&format!("{}, killed at {at}, seed {seed}", op.name), broken);
+                let case = format!("{}, killed at {at}, seed {seed}, together {together}", op.name);
+                tally.add(&case, broken);
             }
         }
         tally

@@ -148,9 +148,9 @@ impl Commit<'_> {
     /// Pieces that nobody holds and nothing lies over become chores, from the top down.
     fn free_unneeded(&mut self, driver: &str, mut suspects: Vec<String>) -> Answer<()> {
         while let Some(name) = suspects.pop() {
-            if let Some(below) = piece::free(self.tx, driver, &name)? {
-                suspects.extend(below);
-                self.leave(driver, piece::discard(name))?;
+            if let Some(piece) = piece::free(self.tx, driver, &name)? {
+                suspects.extend(piece.over.clone().map(|over| over.0));
+                self.leave(driver, ChoreTask::Discard(piece))?;
             }
         }
         Ok(())
@@ -162,6 +162,12 @@ impl Commit<'_> {
         self.chores.push(Chore { id, driver: driver.to_owned(), task });
         Ok(())
     }
+}
+
+/// Writes something, so that a synced commit takes all that came before to the disk.
+pub(super) fn touch(tx: &Transaction<'_>) -> Answer<()> {
+    tx.prepare_cached(sql!("touch"))?.execute([])?;
+    Ok(())
 }
 
 pub(super) fn chores(tx: &Transaction<'_>) -> Answer<Vec<Chore>> {

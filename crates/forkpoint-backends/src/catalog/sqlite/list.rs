@@ -129,7 +129,8 @@ pub(super) fn usage(tx: &Transaction<'_>) -> Answer<Usage> {
         let moment =
             |at| Ok::<_, rusqlite::Error>(row.get::<_, Option<Moment>>(at)?.map(|it| it.0));
         let (Unsigned(sandboxes), oldest, newest) = (row.get(0)?, moment(1)?, moment(2)?);
-        Ok(Usage { sandboxes, oldest, newest, ..Usage::default() })
+        let stored_bytes = sum(row, "stored")?;
+        Ok(Usage { sandboxes, oldest, newest, stored_bytes, ..Usage::default() })
     };
     let mut usage = tx.prepare_cached(sql!("usage_totals"))?.query_row([], totals)?;
     let mut statement = tx.prepare_cached(sql!("usage_drivers"))?;

@@ -3,23 +3,38 @@
 use std::fmt::Display;
 
 use forkpoint_core::{
-    catalog::ChoreTask,
-    driver::{Artifact, PieceName},
+    catalog::CatalogError,
+    driver::{Artifact, Piece, PieceName},
     id::{SandboxId, SnapshotId},
 };
-use rusqlite::{OptionalExtension as _, Transaction};
+use rusqlite::{OptionalExtension as _, Row, Transaction};
 
-use super::{place::Answer, value::Shown};
+use super::{
+    place::Answer,
+    row::unsigned,
+    value::{Shown, Unsigned},
+};
 
 pub(super) fn add(tx: &Transaction<'_>, driver: &str, artifact: &Artifact) -> Answer<()> {
     let mut insert = tx.prepare_cached(sql!("add_piece"))?;
     let mut hold = tx.prepare_cached(sql!("hold"))?;
     for piece in &artifact.pieces {
         let over = piece.over.as_ref().map(|over| &over.0);
-        let seq: i64 = insert.query_row((driver, &piece.name.0, over), |row| row.get(0))?;
+        let row = (driver, &piece.name.0, over, Unsigned(piece.bytes));
+        let seq: i64 = insert.query_row(row, |row| row.get(0))?;
         hold.execute((seq, Shown(artifact.snapshot)))?;
     }
-    Ok(())
+    artifact.pieces.iter().try_for_each(|piece| check_over(tx, driver, piece))
+}
+
+/// What a piece lies over must be counted, or it could go from under it.
+fn check_over(tx: &Transaction<'_>, driver: &str, piece: &Piece) -> Answer<()> {
+    let Some(over) = &piece.over else { return Ok(()) };
+    let mut exists = tx.prepare_cached(sql!("piece_exists"))?;
+    match exists.query_row((driver, &over.0), |row| row.get(0))? {
+        true => Ok(()),
+        false => Err(CatalogError::PieceUnknown { piece: piece.name.clone() }.into()),
+    }
 }
 
 /// The sandbox needs what the snapshot needs.
@@ -47,18 +62,15 @@ pub(super) fn release(
     Ok(held)
 }
 
-/// `None` when somebody needs it; otherwise it is gone, and here is what lay below it.
-pub(super) fn free(
-    tx: &Transaction<'_>,
-    driver: &str,
-    name: &str,
-) -> Answer<Option<Option<String>>> {
+/// `None` when somebody needs it; otherwise it is counted no more, and here is what it was.
+pub(super) fn free(tx: &Transaction<'_>, driver: &str, name: &str) -> Answer<Option<Piece>> {
     let mut free = tx.prepare_cached(sql!("free_piece"))?;
-    Ok(free.query_row((driver, name), |row| row.get("over")).optional()?)
-}
-
-pub(super) fn discard(name: String) -> ChoreTask {
-    ChoreTask::Discard(PieceName(name))
+    let piece = |row: &Row<'_>| {
+        let over: Option<String> = row.get("over")?;
+        let name = PieceName(row.get("name")?);
+        Ok(Piece { name, over: over.map(PieceName), bytes: unsigned(row, "bytes")? })
+    };
+    Ok(free.query_row((driver, name), piece).optional()?)
 }
 
 pub(super) fn all(tx: &Transaction<'_>, driver: &str) -> Answer<Vec<PieceName>> {

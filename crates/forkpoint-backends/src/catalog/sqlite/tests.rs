@@ -1,17 +1,23 @@
-//! What the planner makes of the statements that must not look at every snapshot.
+//! What the planner makes of the statements that must not look at every snapshot, and what is synced.
 
 use forkpoint_core::{
     Timestamp,
-    catalog::{CandidateQuery, CandidateScope, Cursor, SandboxQuery, SnapshotQuery},
+    catalog::{
+        CandidateQuery, CandidateScope, Catalog as _, Change, Cursor, Operation, SandboxQuery,
+        SnapshotQuery,
+    },
     driver::SnapshotKind,
     id::SandboxId,
     label::Labels,
     retention::{KeepGroup, KeepLast, RetentionPolicy},
     trigger::Trigger,
 };
+use forkpoint_testkit::conformance::catalog::scene::*;
+use futures::executor::block_on;
 use rusqlite::{Transaction, params_from_iter, types::Value};
 
 use super::{
+    SqliteCatalog,
     list::{self, Composed},
     place::Answer,
     retention,
@@ -167,4 +173,42 @@ fn retention_looks_only_at_what_is_due() {
         }
         assert!(due.contains(&found), "{found} for {query:?}");
     }
+}
+
+/// How the writer's last commit went to the disk.
+fn synced(catalog: &SqliteCatalog) -> bool {
+    let level = |tx: &Transaction<'_>| {
+        Ok(tx.query_row("PRAGMA synchronous", [], |row| row.get::<_, i64>(0))?)
+    };
+    block_on(catalog.writer.run(Access::Read, "test", level)).unwrap() == 2
+}
+
+#[test]
+fn what_is_followed_by_destruction_is_synced_first() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = SqliteCatalog::open(directory.path().join("catalog.db")).unwrap();
+    let run = |operation: &Operation, change: &Change| {
+        let claim = block_on(catalog.begin(operation)).unwrap();
+        block_on(catalog.commit(&claim, change)).unwrap()
+    };
+    run(&creation(&sandbox(1)), &created(&sandbox(1)));
+    let first = with_pieces(snapshot(1, 1), &[("a", None)]);
+    run(&snapshotting(&first), &taken(&first));
+    assert!(!synced(&catalog), "a snapshot that promises nothing");
+    let second = with_pieces(snapshot(2, 1), &[("b", Some("a"))]);
+    run(&snapshotting(&second), &taken(&second));
+    let gone = |number| Change::SnapshotDeleted { snapshot: snapshot_id(number) };
+    assert!(run(&deletion(1), &gone(1)).is_empty());
+    assert!(!synced(&catalog), "nothing is destroyed: the second lies over it");
+    assert!(run(&deletion(2), &gone(2)).is_empty());
+    let removed = Change::SandboxRemoved { sandbox: sandbox_id(1) };
+    assert_eq!(run(&destruction(1), &removed).len(), 2);
+    assert!(synced(&catalog), "two pieces are about to be discarded");
+
+    run(&creation(&sandbox(2)), &created(&sandbox(2)));
+    assert!(!synced(&catalog), "back to the usual");
+    let mut durable = snapshot(3, 2);
+    durable.durable = true;
+    run(&snapshotting(&durable), &taken(&durable));
+    assert!(synced(&catalog), "a snapshot that promises to survive a power cut");
 }

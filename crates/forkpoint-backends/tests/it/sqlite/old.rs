@@ -1,14 +1,17 @@
 //! Old friends: a catalog of every format that was ever released opens, and means what it meant.
 
 use forkpoint_core::{
-    catalog::{Catalog, Change, LineageScope, OperationKind, OwnerState, Reclaimed, SnapshotQuery},
-    driver::PieceName,
+    catalog::{
+        Catalog, Change, ChoreTask, LineageScope, OperationKind, OwnerState, Reclaimed,
+        SnapshotQuery,
+    },
+    id::OperationId,
     trigger::Trigger,
 };
+use forkpoint_testkit::CatalogOpener as _;
 use futures::executor::block_on;
 
 use super::Directory;
-use forkpoint_testkit::CatalogOpener as _;
 
 fn old(dump: &str) -> Directory {
     let directory = Directory::new();
@@ -42,11 +45,14 @@ async fn read_all(catalog: &dyn Catalog) {
             ("of-theirs", false),
             ("lone", false),
             ("gone", true),
+            ("chain-1", true),
+            ("chain-2", true),
+            ("chain-3", false),
             ("everything", false),
         ]
     );
-    assert_eq!(catalog.usage().await.unwrap().snapshots, 5);
-    assert_eq!(catalog.pieces("fake").await.unwrap().len(), 7);
+    assert_eq!(catalog.usage().await.unwrap().snapshots, 6);
+    assert_eq!(catalog.pieces("fake").await.unwrap().len(), 10);
 }
 
 /// It is no museum piece: work goes on in it.
@@ -64,14 +70,13 @@ async fn work_on(catalog: &dyn Catalog) {
 
     let lone = catalog.find_snapshot("lone").await.unwrap();
     let mut operation = open.operation;
-    operation.id = forkpoint_core::id::OperationId::from_u128(1);
+    operation.id = OperationId::from_u128(1);
     operation.kind = OperationKind::Delete { snapshot: lone.id };
     let claim = catalog.begin(&operation).await.unwrap();
     let change = Change::SnapshotDeleted { snapshot: lone.id };
     let chores = catalog.commit(&claim, &change).await.unwrap();
-    let piece = PieceName(format!("forkpoint-{}", lone.id));
-    assert_eq!(chores[0].task, forkpoint_core::catalog::ChoreTask::Discard(piece));
-    assert_eq!(catalog.snapshots(&SnapshotQuery::default()).await.unwrap().items.len(), 4);
+    assert_eq!(chores[0].task, ChoreTask::Discard(lone.artifact.pieces[0].clone()));
+    assert_eq!(catalog.snapshots(&SnapshotQuery::default()).await.unwrap().items.len(), 5);
 }
 
 #[test]

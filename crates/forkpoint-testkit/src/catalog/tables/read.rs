@@ -142,6 +142,7 @@ impl Tables {
             pinned: rows().filter(|row| row.pinned).count() as u64,
             own_bytes: sum(rows().map(|row| row.own_bytes)),
             total_bytes: sum(rows().map(|row| row.total_bytes)),
+            stored_bytes: sum(self.pieces.values().map(|piece| piece.bytes)),
             oldest: rows().map(|row| row.created).min(),
             newest: rows().map(|row| row.created).max(),
             drivers: drivers

@@ -1,8 +1,8 @@
 //! What platforms hold for us: until when, and how it is given back.
 
 use forkpoint_core::{
-    catalog::{Change, Chore, ChoreId, ChoreTask, SandboxRecord, SnapshotRecord},
-    driver::PieceName,
+    catalog::{CatalogError, Change, Chore, ChoreId, ChoreTask, SandboxRecord, SnapshotRecord},
+    driver::{Piece, PieceName},
 };
 
 use super::scene::*;
@@ -188,4 +188,40 @@ pub async fn drivers_do_not_share_pieces(fixture: &dyn CatalogOpener) {
     let chores = hand.destroy(2).await;
     assert_eq!(discarded(&chores), ["b", "a"]);
     assert!(chores.iter().all(|chore| chore.driver == docker));
+}
+
+pub async fn what_is_stored_is_what_the_pieces_occupy(fixture: &dyn CatalogOpener) {
+    let hand = Hand::open(fixture);
+    let stored = async || hand.0.usage().await.unwrap().stored_bytes;
+    hand.add(&sandbox(1)).await;
+    hand.take(&with_pieces(snapshot(1, 1), &[("a", None)])).await;
+    let mut large = with_pieces(snapshot(2, 1), &[("b", Some("a"))]);
+    large.artifact.pieces[0].bytes = u64::from(u32::MAX) + 7;
+    hand.take(&large).await;
+    assert_eq!(stored().await, 10 + u64::from(u32::MAX) + 7);
+    hand.delete(1).await;
+    assert_eq!(stored().await, 10 + u64::from(u32::MAX) + 7, "the second lies over it");
+    hand.delete(2).await;
+    let chores = hand.destroy(1).await;
+    assert_eq!(stored().await, 0);
+    let pieces: Vec<_> = chores.into_iter().map(|chore| chore.task).collect();
+    let below = Piece { name: PieceName("a".into()), over: None, bytes: 10 };
+    let top = large.artifact.pieces[0].clone();
+    assert_eq!(pieces, [ChoreTask::Discard(top), ChoreTask::Discard(below)], "from the top down");
+}
+
+pub async fn a_piece_over_an_unknown_one_is_refused(fixture: &dyn CatalogOpener) {
+    let hand = Hand::open(fixture);
+    hand.add(&sandbox(1)).await;
+    let dangling = with_pieces(snapshot(1, 1), &[("b", Some("nowhere"))]);
+    let operation = snapshotting(&dangling);
+    let claim = hand.begin(&operation).await;
+    let refused = hand.0.commit(&claim, &taken(&dangling)).await;
+    assert!(matches!(refused, Err(CatalogError::PieceUnknown { .. })), "{refused:?}");
+    assert!(pieces(&hand, DRIVER).await.is_empty());
+    assert!(hand.0.snapshot(snapshot_id(1)).await.is_err());
+    hand.0.abort(&claim).await.unwrap();
+
+    let both = with_pieces(snapshot(2, 1), &[("top", Some("base")), ("base", None)]);
+    hand.take(&both).await;
 }

@@ -106,6 +106,7 @@ fn artifact(snapshot: SnapshotId, pieces: &[(&str, Option<&str>)]) -> Artifact {
     let piece = |&(name, over): &(&str, Option<&str>)| Piece {
         name: PieceName(name.to_owned()),
         over: over.map(|over| PieceName(over.to_owned())),
+        bytes: 10,
     };
     Artifact {
         snapshot,
@@ -245,7 +246,7 @@ impl Hand {
 pub fn discarded(chores: &[Chore]) -> Vec<&str> {
     fn name(chore: &Chore) -> &str {
         match &chore.task {
-            ChoreTask::Discard(name) => &name.0,
+            ChoreTask::Discard(piece) => &piece.name.0,
             ChoreTask::Destroy(id) => panic!("nobody should destroy {id}"),
         }
     }

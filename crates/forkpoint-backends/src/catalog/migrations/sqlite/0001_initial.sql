@@ -191,10 +191,31 @@ CREATE TABLE piece (
     driver TEXT NOT NULL,
     name   TEXT NOT NULL,
     over   TEXT,
+    bytes  INTEGER NOT NULL,
     UNIQUE (driver, name)
 ) STRICT;
 
 CREATE INDEX piece_by_over ON piece (driver, over) WHERE over IS NOT NULL;
+
+CREATE TABLE piece_usage (
+    id          INTEGER PRIMARY KEY CHECK (id = 1),
+    stored_high INTEGER NOT NULL,
+    stored_low  INTEGER NOT NULL
+) STRICT;
+
+INSERT INTO piece_usage VALUES (1, 0, 0);
+
+CREATE TRIGGER piece_is_counted AFTER INSERT ON piece BEGIN
+    UPDATE piece_usage SET
+        stored_high = stored_high + (NEW.bytes >> 32 & 0xffffffff),
+        stored_low = stored_low + (NEW.bytes & 0xffffffff);
+END;
+
+CREATE TRIGGER piece_is_uncounted AFTER DELETE ON piece BEGIN
+    UPDATE piece_usage SET
+        stored_high = stored_high - (OLD.bytes >> 32 & 0xffffffff),
+        stored_low = stored_low - (OLD.bytes & 0xffffffff);
+END;
 
 CREATE TABLE hold (
     piece  INTEGER NOT NULL REFERENCES piece (seq),

@@ -1,0 +1,1 @@
+UPDATE piece_usage SET id = id
