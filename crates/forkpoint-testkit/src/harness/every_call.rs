@@ -109,11 +109,17 @@ impl Harness<'_> {
             let world = self.world(Simulation::in_order());
             let then = Some((later, second));
             let plan = FaultPlan::new(world.next_process(), at, fault);
+            let before = world.visible();
             world.faults.arm(FaultPlan { then, ..plan });
-            world.try_run(op.run);
+            let result = world.try_run(op.run);
             let Some(call) = world.faults.struck() else { break };
             world.faults.disarm();
-            let mut broken = recover(&world);
+            let untrue = matches!(result, Some(Ok(()))) && world.visible() == before;
+            let mut broken: Vec<String> = untrue
+                .then(|| "says it is done, and nothing changed".to_owned())
+                .into_iter()
+                .collect();
+            broken.extend(recover(&world));
             broken.extend(world.broken_invariants());
             let case = format!("{}, {fault:?} at {at}, {second:?} at {later} ({call})", op.name);
             tally.add(&case, broken);
