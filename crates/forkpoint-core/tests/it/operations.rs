@@ -663,3 +663,21 @@ fn strays_are_told_and_left_alone() {
     assert_eq!(found, [("fake", stray)]);
     assert!(world.platform.files(stray).is_some());
 }
+
+#[test]
+fn a_chore_that_waits_keeps_no_other_waiting() {
+    let world = fixed();
+    world.run(|engine| async move {
+        engine.rollback(RollbackRequest::new("theirs")).await.unwrap();
+        engine.destroy("theirs", Wait::No).await.unwrap();
+        engine.delete_snapshot("of-theirs", Wait::No).await.unwrap();
+        engine.destroy("copy", Wait::No).await.unwrap();
+    });
+    // find_snapshot, begin, snapshot, commit, discard
+    world.faults.arm(FaultPlan::new(world.next_process(), 5, Fault::Before));
+    world.run(|engine| async move { engine.delete_snapshot("branch", Wait::No).await.unwrap() });
+    assert_eq!(world.faults.struck(), Some("discard"));
+    world.faults.disarm();
+    let report = world.run(|engine| async move { engine.recover().await.unwrap() });
+    assert_eq!((report.chores_done, report.chores_waiting), (1, 1));
+}
