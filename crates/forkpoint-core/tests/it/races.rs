@@ -213,6 +213,37 @@ fn a_fork_goes_on_without_its_caller() {
 }
 
 #[test]
+fn a_fork_that_waits_takes_one_snapshot() {
+    for seed in 0..300 {
+        let world = filled(Simulation::shuffled(seed));
+        let before = world.visible().snapshots.len();
+        let (one, two) = (world.seat(), world.seat());
+        let fork = async move {
+            let wait = Wait::UpTo(Duration::from_secs(60));
+            let name = Some("kid".parse().unwrap());
+            let source = ForkSource::Sandbox("web".into(), SnapshotKind::Files);
+            let request = ForkRequest { name, wait, ..ForkRequest::new(source, 2) };
+            one.engine.fork(request).await.map(drop)
+        };
+        // Claims one of the names while the snapshot is being taken, and gives it back.
+        world.faults.arm(FaultPlan::new(two.process, 2, Fault::Before));
+        let create = async move {
+            let mut left = seed % 60 + 1;
+            future::poll_fn(move |context| {
+                context.waker().wake_by_ref();
+                left -= 1;
+                if left == 0 { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
+            two.engine.create(named("kid-1")).await.map(drop)
+        };
+        world.simulation.run_all([(one.process, fork.boxed()), (two.process, create.boxed())]);
+        let taken = world.visible().snapshots.len() - before;
+        assert!(taken <= 1, "seed {seed}: {taken} snapshots for one fork");
+    }
+}
+
+#[test]
 fn two_edits_both_last() {
     for seed in 0..50 {
         let world = filled(Simulation::shuffled(seed));
