@@ -4,3 +4,5 @@
 #![deny(unsafe_code)]
 
 pub mod catalog;
+#[cfg(feature = "local")]
+pub mod layer;

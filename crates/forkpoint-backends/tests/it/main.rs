@@ -3,4 +3,5 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test, what cannot be unwrapped is a failure")]
 
+mod layer;
 mod sqlite;

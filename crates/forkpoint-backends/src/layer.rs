@@ -1,0 +1,74 @@
+//! Layers: immutable directories of changes, one lying on another, in the form of overlayfs.
+//!
+//! A [`LayerStore`] is a directory. `layers/<name>/` is a layer: `tree/` is what overlayfs takes as a
+//! lower directory, `layer.json` tells what it lies on. What is being made is in `staging/`, what is
+//! being deleted in `trash/`. A layer comes and goes by one `rename`, so that nobody ever sees half of
+//! one, and whatever a killed process leaves in the other two is taken away at the next start.
+//!
+//! Nothing in a layer is ever changed but `layer.json`: files are shared between layers by hard links.
+//!
+//! Everything here blocks; call it from a thread that may.
+
+mod attributes;
+mod capture;
+mod copy;
+mod cursor;
+mod error;
+mod flatten;
+mod manifest;
+mod marks;
+mod measure;
+mod name;
+mod plan;
+mod record;
+mod stage;
+mod store;
+mod trash;
+mod tree;
+
+use std::path::{Path, PathBuf};
+
+pub use capture::CaptureSpec;
+pub use error::{LayerError, LayerResult};
+pub use flatten::Below;
+pub use manifest::Manifest;
+pub use marks::Marks;
+pub use name::LayerName;
+pub use record::{LayerRecord, LayerSize};
+pub use stage::Stage;
+pub use store::{LayerStore, SweepStats};
+pub use trash::{Leftover, ReapStats};
+
+/// A layer that was complete when it was looked at.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layer {
+    path: PathBuf,
+    record: LayerRecord,
+}
+
+impl Layer {
+    fn new(directories: &store::Directories, record: LayerRecord) -> Self {
+        Self { path: directories.layers_path().join(record.name.as_str()), record }
+    }
+
+    #[must_use]
+    pub fn name(&self) -> &LayerName {
+        &self.record.name
+    }
+
+    #[must_use]
+    pub fn record(&self) -> &LayerRecord {
+        &self.record
+    }
+
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// For overlayfs as a lower directory.
+    #[must_use]
+    pub fn tree_path(&self) -> PathBuf {
+        self.path.join("tree")
+    }
+}

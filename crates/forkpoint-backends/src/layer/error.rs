@@ -1,0 +1,85 @@
+//! What can go wrong with layers.
+
+use std::{io, path::PathBuf};
+
+pub type LayerResult<T> = Result<T, LayerError>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum LayerError {
+    #[error("`{name}` is not the name of a layer of ours")]
+    Foreign { name: String },
+
+    #[error("there is no layer `{name}`")]
+    Missing { name: String },
+
+    #[error("layer `{name}` exists already")]
+    Exists { name: String },
+
+    #[error("layer `{name}` is damaged: {reason}")]
+    Damaged { name: String, reason: String },
+
+    #[error("layer `{name}` has format {format}, and this release reads up to {newest}")]
+    TooNew { name: String, format: u32, newest: u32 },
+
+    #[error("layer `{name}` has `{found}` marks among layers with `{expected}` marks")]
+    MixedMarks { name: String, found: &'static str, expected: &'static str },
+
+    #[error("`{path}` is on another file system than the layers")]
+    OtherFileSystem { path: PathBuf },
+
+    #[error("`{path}` cannot be kept in a layer: {reason}")]
+    Unsupported { path: PathBuf, reason: &'static str },
+
+    #[error("`{path}` changed while it was captured")]
+    Changed { path: PathBuf },
+
+    #[error("a manifest is damaged: {reason}")]
+    Manifest { reason: &'static str },
+
+    #[error("failed to {operation} `{path}`")]
+    Io {
+        operation: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A failure that does not know its path yet: the walk that met it does.
+#[derive(Debug)]
+pub(super) enum Fault {
+    Io { operation: &'static str, source: io::Error },
+    Unsupported { reason: &'static str },
+    Changed,
+}
+
+impl Fault {
+    pub(super) fn at(self, path: PathBuf) -> LayerError {
+        match self {
+            Self::Io { operation, source } => LayerError::Io { operation, path, source },
+            Self::Unsupported { reason } => LayerError::Unsupported { path, reason },
+            Self::Changed => LayerError::Changed { path },
+        }
+    }
+}
+
+pub(super) trait During<T> {
+    fn during(self, operation: &'static str) -> Result<T, Fault>;
+}
+
+impl<T, E: Into<io::Error>> During<T> for Result<T, E> {
+    fn during(self, operation: &'static str) -> Result<T, Fault> {
+        self.map_err(|err| Fault::Io { operation, source: err.into() })
+    }
+}
+
+pub(super) trait At<T> {
+    /// `path` is asked for only when there is something to tell.
+    fn at(self, path: impl FnOnce() -> PathBuf) -> LayerResult<T>;
+}
+
+impl<T> At<T> for Result<T, Fault> {
+    fn at(self, path: impl FnOnce() -> PathBuf) -> LayerResult<T> {
+        self.map_err(|fault| fault.at(path()))
+    }
+}

@@ -1,0 +1,242 @@
+//! Many layers into one that shows the same.
+//!
+//! Files are hard links to those of the layers, so the content of a file costs nothing. It follows
+//! that nothing may ever be changed in a layer: its files are in other layers too.
+
+use std::{
+    collections::{BTreeMap, btree_map},
+    ffi::{CStr, CString},
+    os::fd::AsFd as _,
+};
+
+use rustix::{
+    fs::{AtFlags, FileType, Mode, fstat, linkat, mkdirat, statat},
+    io::Errno,
+};
+
+use super::{
+    Layer, LayerError, LayerResult, Marks,
+    attributes::{Place, set_times},
+    copy::Copier,
+    cursor::{DirCursor, names},
+    error::{At as _, During as _, Fault},
+    marks::{is_whiteout, put_whiteout},
+    stage::Stage,
+    store::open_path,
+};
+
+/// Descriptors of ancestors that all layers together keep open.
+const KEEP_ALL: usize = 256;
+
+/// Whether something lies below the layers that are flattened: more layers, or a template. If so,
+/// what they hide must stay hidden.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Below {
+    Nothing,
+    Something,
+}
+
+impl Stage {
+    /// Merges `layers`, the top first, into this one. After a failure the stage is of no use, and
+    /// should be dropped.
+    pub fn flatten(&mut self, layers: &[Layer], below: Below) -> LayerResult<()> {
+        let keep = KEEP_ALL / layers.len().max(1);
+        let cursors = layers.iter().map(|layer| open(layer, self.marks(), keep));
+        let cursors = cursors.collect::<LayerResult<Vec<_>>>()?;
+        let (to, links) = self.openings()?;
+        let copier = Copier::new(self.marks(), links.as_fd()).at(|| self.path())?;
+        let mut merger = Merger { layers: cursors, to, copier, below };
+        merger.merge()?;
+        let size = merger.copier.size;
+        self.add(size);
+        Ok(())
+    }
+}
+
+fn open(layer: &Layer, marks: Marks, keep: usize) -> LayerResult<DirCursor> {
+    let record = layer.record();
+    if record.marks != marks {
+        return Err(LayerError::MixedMarks {
+            name: record.name.to_string(),
+            found: record.marks.as_str(),
+            expected: marks.as_str(),
+        });
+    }
+    Ok(DirCursor::new(layer.tree_path(), open_path(&layer.tree_path())?, keep))
+}
+
+struct Merger<'a> {
+    layers: Vec<DirCursor>,
+    to: DirCursor,
+    copier: Copier<'a>,
+    below: Below,
+}
+
+/// A directory that is being merged.
+struct Merging {
+    /// The layers that it is in, the top first.
+    parts: Vec<usize>,
+    /// Whether it hides what lies below all layers: itself, or because its parent does.
+    opaque: bool,
+    hidden: bool,
+    whiteouts: bool,
+    /// Directories in it that are still to be merged.
+    pending: Vec<(CString, Found)>,
+}
+
+/// What a name stands for.
+struct Found {
+    kind: Kind,
+    /// The layers that have it, the top first. Only a directory is in several.
+    parts: Vec<usize>,
+    /// A lower layer has something else under this name, which ends the directory there.
+    ended: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Whiteout,
+    Directory,
+    Other,
+}
+
+impl Merger<'_> {
+    fn merge(&mut self) -> LayerResult<()> {
+        let root =
+            Found { kind: Kind::Directory, parts: (0..self.layers.len()).collect(), ended: false };
+        let mut way = vec![self.fill(root.parts, false, self.below == Below::Nothing)?];
+        while let Some(directory) = way.last_mut() {
+            if let Some((name, found)) = directory.pending.pop() {
+                let hidden = directory.hidden;
+                let (parts, covered) = self.enter(&name, found)?;
+                way.push(self.fill(parts, covered && !hidden, covered || hidden)?);
+            } else if let Some(done) = way.pop() {
+                self.finish(&done).at(|| self.to.path())?;
+                self.leave(&done).at(|| self.to.path())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Goes into a directory in each layer down to the first in which it is opaque.
+    fn enter(&mut self, name: &CStr, found: Found) -> LayerResult<(Vec<usize>, bool)> {
+        let mut parts = Vec::new();
+        let mut opaque = false;
+        for part in found.parts {
+            let cursor = &mut self.layers[part];
+            cursor.enter(name).at(|| cursor.path_of(name))?;
+            opaque = self.copier.attributes.marks.is_opaque(cursor.fd()).at(|| cursor.path())?;
+            parts.push(part);
+            if opaque {
+                break;
+            }
+        }
+        mkdirat(self.to.fd(), name, Mode::RWXU).during("create").at(|| self.to.path_of(name))?;
+        self.to.enter(name).at(|| self.to.path_of(name))?;
+        Ok((parts, opaque || found.ended))
+    }
+
+    fn leave(&mut self, directory: &Merging) -> Result<(), Fault> {
+        for part in &directory.parts {
+            self.layers[*part].leave()?;
+        }
+        self.to.leave().map(drop)
+    }
+
+    /// Everything in a directory but the directories in it.
+    fn fill(&mut self, parts: Vec<usize>, opaque: bool, hidden: bool) -> LayerResult<Merging> {
+        let mut merging = Merging { opaque, hidden, whiteouts: false, pending: Vec::new(), parts };
+        for (name, found) in self.look(&merging.parts)? {
+            match found.kind {
+                Kind::Directory => merging.pending.push((name, found)),
+                Kind::Whiteout if hidden => {}
+                Kind::Whiteout => {
+                    put_whiteout(self.to.fd(), &name).at(|| self.to.path_of(&name))?;
+                    merging.whiteouts = true;
+                }
+                Kind::Other => {
+                    let part = found.parts.first().copied().unwrap_or_default();
+                    self.link(part, &name).at(|| self.layers[part].path_of(&name))?;
+                }
+            }
+        }
+        Ok(merging)
+    }
+
+    fn look(&self, parts: &[usize]) -> LayerResult<BTreeMap<CString, Found>> {
+        let mut found = BTreeMap::new();
+        for &part in parts {
+            let cursor = &self.layers[part];
+            for (name, kind) in names(cursor.fd()).at(|| cursor.path())? {
+                let kind = kind_of(cursor, &name, kind).at(|| cursor.path_of(&name))?;
+                see(found.entry(name), part, kind);
+            }
+        }
+        Ok(found)
+    }
+
+    fn link(&mut self, part: usize, name: &CStr) -> Result<(), Fault> {
+        let from = self.layers[part].fd();
+        match linkat(from, name, self.to.fd(), name, AtFlags::empty()) {
+            Ok(()) => {
+                let stat = statat(from, name, AtFlags::SYMLINK_NOFOLLOW).during("inspect")?;
+                self.copier.count(&stat);
+                Ok(())
+            }
+            // Another file system, too many links, or a file of somebody else's.
+            Err(Errno::XDEV | Errno::MLINK | Errno::PERM) => {
+                self.copier.copy(from, self.to.fd(), name, |_| true)
+            }
+            Err(err) => Err(err).during("link"),
+        }
+    }
+
+    fn finish(&mut self, directory: &Merging) -> Result<(), Fault> {
+        let Some(top) = directory.parts.first() else { return Ok(()) };
+        let from = self.layers[*top].fd();
+        let stat = fstat(from).during("inspect")?;
+        let to = Place::Open(self.to.fd());
+        self.copier.attributes.copy(Place::Open(from), &stat, to)?;
+        let marks = self.copier.attributes.marks;
+        if directory.opaque {
+            marks.set_opaque(self.to.fd())?;
+        }
+        if directory.whiteouts {
+            marks.set_whiteouts(self.to.fd())?;
+        }
+        set_times(to, &stat)
+    }
+}
+
+/// The upper layer wins, but a directory goes on in the layers below until something ends it.
+fn see(entry: btree_map::Entry<CString, Found>, part: usize, kind: Kind) {
+    match entry {
+        btree_map::Entry::Vacant(vacant) => {
+            vacant.insert(Found { kind, parts: vec![part], ended: false });
+        }
+        btree_map::Entry::Occupied(mut occupied) => {
+            let found = occupied.get_mut();
+            if found.kind != Kind::Directory || found.ended {
+            } else if kind == Kind::Directory {
+                found.parts.push(part);
+            } else {
+                found.ended = true;
+            }
+        }
+    }
+}
+
+fn kind_of(cursor: &DirCursor, name: &CStr, kind: FileType) -> Result<Kind, Fault> {
+    match kind {
+        FileType::Directory => Ok(Kind::Directory),
+        FileType::CharacterDevice | FileType::Unknown => {
+            let stat = statat(cursor.fd(), name, AtFlags::SYMLINK_NOFOLLOW).during("inspect")?;
+            Ok(match FileType::from_raw_mode(stat.st_mode) {
+                FileType::Directory => Kind::Directory,
+                _ if is_whiteout(&stat) => Kind::Whiteout,
+                _ => Kind::Other,
+            })
+        }
+        _ => Ok(Kind::Other),
+    }
+}

@@ -1,0 +1,326 @@
+//! The directories of a store, and what is done to them.
+
+use std::{
+    collections::HashSet,
+    ffi::{CStr, CString},
+    hash::{BuildHasher as _, RandomState},
+    os::fd::{AsFd as _, OwnedFd},
+    path::{Path, PathBuf},
+    process,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use rustix::{
+    fs::{
+        AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, flock, mkdirat, openat, renameat,
+        statat, syncfs, unlinkat,
+    },
+    io::Errno,
+};
+
+use super::{
+    Layer, LayerError, LayerName, LayerRecord, LayerResult, LayerSize, Leftover, Marks, ReapStats,
+    cursor::{DirCursor, KEEP, names, open_directory},
+    error::{At as _, During as _, Fault},
+    measure, record,
+    stage::{Stage, TREE, to_c},
+    trash::{self, Reaper, lock_if_dead},
+};
+
+/// More layers than overlayfs can put on each other.
+const CHAIN_MAX: usize = 500;
+
+/// Layers below one directory. Several processes may use one at the same time, and may be killed at
+/// any moment.
+#[derive(Clone, Debug)]
+pub struct LayerStore(Arc<Shared>);
+
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) directories: Arc<Directories>,
+    reaper: Reaper,
+}
+
+#[derive(Debug)]
+pub(super) struct Directories {
+    root: PathBuf,
+    pub(super) layers: OwnedFd,
+    pub(super) staging: OwnedFd,
+    trash: OwnedFd,
+    pub(super) marks: Marks,
+}
+
+/// What the dead had left.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SweepStats {
+    pub stages: u64,
+    /// Entries that are being deleted now.
+    pub trash: u64,
+}
+
+impl LayerStore {
+    /// Opens the store below `root`, which is made if need be, and sweeps it.
+    pub fn open(root: &Path) -> LayerResult<Self> {
+        let directories = Arc::new(Directories::open(root)?);
+        let store = Self(Arc::new(Shared { directories, reaper: Reaper::default() }));
+        store.sweep()?;
+        Ok(store)
+    }
+
+    /// How layers that are made here say what they hide.
+    #[must_use]
+    pub fn marks(&self) -> Marks {
+        self.0.directories.marks
+    }
+
+    /// Begins a layer that is to lie on `over`.
+    pub fn stage(&self, name: LayerName, over: Option<LayerName>) -> LayerResult<Stage> {
+        if self.directory_of(&name).is_ok() {
+            return Err(LayerError::Exists { name: name.to_string() });
+        }
+        Stage::create(&self.0, name, over)
+    }
+
+    /// Makes a layer of an upper directory that nobody writes to any more, by moving it: so it costs
+    /// the same whatever is in it, and its size is not known. `upper` must be on the store's file
+    /// system. It stays where it is unless this succeeds.
+    pub fn commit_upper(
+        &self,
+        name: LayerName,
+        over: Option<LayerName>,
+        upper: &Path,
+        sync: bool,
+    ) -> LayerResult<Layer> {
+        // Follows no link, and tells what is wrong with `upper` before anything is made.
+        drop(open_path(upper)?);
+        self.stage(name, over)?.commit_upper(upper, sync)
+    }
+
+    pub fn layer(&self, name: &LayerName) -> LayerResult<Layer> {
+        let directory = self.directory_of(name)?;
+        Ok(Layer::new(&self.0.directories, LayerRecord::read(&directory, name)?))
+    }
+
+    /// Every layer that is complete, in the order of their names.
+    pub fn list(&self) -> LayerResult<Vec<LayerName>> {
+        let directories = &self.0.directories;
+        let path = || directories.layers_path();
+        let mut found = Vec::new();
+        for (name, _) in names(directories.layers().at(path)?.as_fd()).at(path)? {
+            if let Some(name) = name.to_str().ok().and_then(|name| name.parse().ok())
+                && self.directory_of(&name).is_ok()
+            {
+                found.push(name);
+            }
+        }
+        found.sort_unstable();
+        Ok(found)
+    }
+
+    /// A layer and all that it lies on, the top first.
+    pub fn chain(&self, top: &LayerName) -> LayerResult<Vec<Layer>> {
+        let damaged = |reason: String| LayerError::Damaged { name: top.to_string(), reason };
+        let mut chain = vec![self.layer(top)?];
+        let mut seen = HashSet::from([top.clone()]);
+        while let Some(next) = chain.last().and_then(|layer| layer.record().over.clone()) {
+            if !seen.insert(next.clone()) {
+                return Err(damaged(format!("it lies on `{next}` twice")));
+            }
+            if chain.len() == CHAIN_MAX {
+                return Err(damaged(format!("it lies on more than {CHAIN_MAX} layers")));
+            }
+            chain.push(match self.layer(&next) {
+                Err(LayerError::Missing { name }) => {
+                    return Err(damaged(format!("there is no layer `{name}` below it")));
+                }
+                result => result?,
+            });
+        }
+        Ok(chain)
+    }
+
+    /// Counts what a layer holds and writes it down; a layer that knows is not counted again.
+    pub fn measure(&self, name: &LayerName) -> LayerResult<LayerSize> {
+        let layer = self.layer(name)?;
+        if let Some(size) = layer.record().size {
+            return Ok(size);
+        }
+        let tree = open_path(&layer.tree_path())?;
+        let size = measure::measure(DirCursor::new(layer.tree_path(), tree, KEEP))?;
+        self.describe(name, |record| record.size = Some(size))?;
+        Ok(size)
+    }
+
+    /// Makes a layer survive a power cut. Costs what the whole file system has to write.
+    pub fn sync(&self, name: &LayerName) -> LayerResult<()> {
+        let layers = &self.0.directories.layers;
+        if self.layer(name)?.record().synced {
+            return Ok(());
+        }
+        syncfs(layers).during("write to disk").at(|| self.0.directories.layers_path())?;
+        self.describe(name, |record| record.synced = true)
+    }
+
+    /// Changes what a layer says of itself; two who do it at once do not undo each other's.
+    fn describe(&self, name: &LayerName, change: impl FnOnce(&mut LayerRecord)) -> LayerResult<()> {
+        let path = || self.0.directories.layers_path().join(name.as_str());
+        let directory = self.directory_of(name)?;
+        flock(&directory, FlockOperation::LockExclusive).during("lock").at(path)?;
+        let mut record = LayerRecord::read(&directory, name)?;
+        change(&mut record);
+        record.write(directory.as_fd(), record.synced).during("describe").at(path)
+    }
+
+    /// Takes a layer away at once, and frees its space in the background. Succeeds when there is
+    /// none; refuses a name that does not carry our mark.
+    pub fn discard(&self, name: &str) -> LayerResult<()> {
+        let name: LayerName = name.parse()?;
+        let directories = &self.0.directories;
+        let path = || directories.layers_path().join(name.as_str());
+        match directories.move_to_trash(&directories.layers, &to_c(&name)) {
+            Ok(()) => self.0.reaper.ring(directories),
+            Err(Errno::NOENT) => {}
+            Err(err) => return Err(err).during("discard").at(path),
+        }
+        Ok(())
+    }
+
+    /// Takes away what processes left that died while they made a layer, and goes on with deleting
+    /// what they had thrown away.
+    pub fn sweep(&self) -> LayerResult<SweepStats> {
+        let directories = &self.0.directories;
+        let staging = directories.staging().at(|| directories.staging_path())?;
+        let mut stats = SweepStats::default();
+        for (name, kind) in names(staging.as_fd()).at(|| directories.staging_path())? {
+            if kind != FileType::Directory && kind != FileType::Unknown {
+                let _ = unlinkat(&staging, &name, AtFlags::empty());
+            } else if let Some(dead) = lock_if_dead(&staging, &name) {
+                self.0.break_promise(&dead);
+                stats.stages += u64::from(directories.move_to_trash(&staging, &name).is_ok());
+            }
+        }
+        let trash = directories.trash().at(|| directories.trash_path())?;
+        stats.trash = names(trash.as_fd()).at(|| directories.trash_path())?.len() as u64;
+        if stats.trash > 0 {
+            self.0.reaper.ring(directories);
+        }
+        Ok(stats)
+    }
+
+    /// Empties the trash now, and waits for those who are at it.
+    pub fn reap(&self) -> LayerResult<ReapStats> {
+        trash::empty(&self.0.directories, FlockOperation::LockExclusive)
+    }
+
+    /// What the background could not delete the last time, for somebody to be told.
+    #[must_use]
+    pub fn take_leftovers(&self) -> Vec<Leftover> {
+        self.0.reaper.take_leftovers()
+    }
+
+    fn directory_of(&self, name: &LayerName) -> LayerResult<OwnedFd> {
+        let directories = &self.0.directories;
+        let path = || directories.layers_path().join(name.as_str());
+        let missing = || LayerError::Missing { name: name.to_string() };
+        let directory = match open_directory(&directories.layers, &to_c(name)) {
+            Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Err(missing()),
+            result => result.during("open").at(path)?,
+        };
+        match statat(&directory, TREE, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => Ok(directory),
+            Err(Errno::NOENT) => Err(missing()),
+            Err(err) => Err(err).during("inspect").at(path),
+        }
+    }
+}
+
+impl Shared {
+    /// Best effort: what cannot be moved now is swept later.
+    pub(super) fn throw_away(&self, from: &OwnedFd, name: &CStr) {
+        if self.directories.move_to_trash(from, name).is_ok() {
+            self.reaper.ring(&self.directories);
+        }
+    }
+
+    /// A stage that describes a layer may have begun it in its place; without a tree it is none.
+    fn break_promise(&self, stage: &OwnedFd) {
+        let layers = &self.directories.layers;
+        let Ok(Some(name)) = record::name_in(stage) else { return };
+        let name = to_c(&name);
+        if let Ok(layer) = open_directory(layers, &name)
+            && matches!(statat(&layer, TREE, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT))
+        {
+            self.throw_away(layers, &name);
+        }
+    }
+}
+
+impl Directories {
+    fn open(root: &Path) -> LayerResult<Self> {
+        std::fs::create_dir_all(root).during("create").at(|| root.to_owned())?;
+        let base = open_path(root)?;
+        let open = |name: &CStr| {
+            match mkdirat(&base, name, Mode::RWXU) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(err) => return Err(err).during("create"),
+            }
+            open_directory(&base, name).during("open")
+        };
+        let at = |name: &CStr| open(name).at(|| root.join(name.to_string_lossy().as_ref()));
+        let staging = at(c"staging")?;
+        let marks = Marks::probe(&staging);
+        Ok(Self {
+            root: root.to_owned(),
+            layers: at(c"layers")?,
+            staging,
+            trash: at(c"trash")?,
+            marks,
+        })
+    }
+
+    pub(super) fn layers_path(&self) -> PathBuf {
+        self.root.join("layers")
+    }
+
+    pub(super) fn staging_path(&self) -> PathBuf {
+        self.root.join("staging")
+    }
+
+    pub(super) fn trash_path(&self) -> PathBuf {
+        self.root.join("trash")
+    }
+
+    /// A descriptor of its own for each reader, since a descriptor remembers how far it was read.
+    fn layers(&self) -> Result<OwnedFd, Fault> {
+        open_directory(&self.layers, c".").during("open")
+    }
+
+    fn staging(&self) -> Result<OwnedFd, Fault> {
+        open_directory(&self.staging, c".").during("open")
+    }
+
+    pub(super) fn trash(&self) -> Result<OwnedFd, Fault> {
+        open_directory(&self.trash, c".").during("open")
+    }
+
+    fn move_to_trash(&self, from: &OwnedFd, name: &CStr) -> rustix::io::Result<()> {
+        renameat(from, name, &self.trash, unique("gone"))
+    }
+}
+
+/// Follows links on the way, but `path` itself must be a directory.
+pub(super) fn open_path(path: &Path) -> LayerResult<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(CWD, path, flags, Mode::empty()).during("open").at(|| path.to_owned())
+}
+
+/// A name that nobody else comes up with, in this process or another.
+pub(super) fn unique(what: &str) -> CString {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let count = COUNTER.fetch_add(1, Ordering::Relaxed);
+    let random = RandomState::new().hash_one((process::id(), count));
+    CString::new(format!("{what}-{}-{count:x}-{random:016x}", process::id())).unwrap_or_default()
+}

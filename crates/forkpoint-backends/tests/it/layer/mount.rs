@@ -1,0 +1,57 @@
+//! Mounts that nobody else sees, and that go with their descriptor.
+
+use std::{
+    io::Read as _,
+    os::fd::{AsRawFd as _, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag,
+    fsconfig_set_string, fsmount, fsopen,
+};
+
+pub(crate) struct Mounted(OwnedFd);
+
+impl Mounted {
+    pub(crate) fn path(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
+    }
+}
+
+/// The lowers, the top first, with nothing that can be written.
+pub(crate) fn read_only(lowers: &[PathBuf]) -> Mounted {
+    mount("overlay", |context| {
+        for lower in lowers {
+            fsconfig_set_string(context, "lowerdir+", lower.as_path())?;
+        }
+        Ok(())
+    })
+}
+
+pub(crate) fn writable(lowers: &[PathBuf], upper: &Path, work: &Path) -> Mounted {
+    mount("overlay", |context| {
+        for lower in lowers {
+            fsconfig_set_string(context, "lowerdir+", lower.as_path())?;
+        }
+        fsconfig_set_string(context, "upperdir", upper)?;
+        fsconfig_set_string(context, "workdir", work)?;
+        fsconfig_set_string(context, "redirect_dir", "off")?;
+        fsconfig_set_string(context, "index", "off")?;
+        fsconfig_set_flag(context, "volatile")
+    })
+}
+
+pub(crate) fn tmpfs(size: &str) -> Mounted {
+    mount("tmpfs", |context| fsconfig_set_string(context, "size", size))
+}
+
+fn mount(kind: &str, configure: impl FnOnce(&OwnedFd) -> rustix::io::Result<()>) -> Mounted {
+    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).unwrap();
+    if let Err(err) = configure(&context).and_then(|()| fsconfig_create(&context)) {
+        let mut reason = String::new();
+        let _ = std::fs::File::from(context).read_to_string(&mut reason);
+        panic!("failed to mount {kind}: {err}: {reason}");
+    }
+    Mounted(fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, MountAttrFlags::empty()).unwrap())
+}
