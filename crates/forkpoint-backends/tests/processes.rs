@@ -1,4 +1,5 @@
-//! Real processes work on one SQLite catalog and are killed with `SIGKILL` again and again.
+//! Real processes work on one SQLite catalog, and on one store of layers, and are killed with
+//! `SIGKILL` again and again.
 //!
 //! The same program is parent and child: a child is told so by its environment. Children report on
 //! their standard output, and the parent kills one of them after every few reports, so that nothing
@@ -12,6 +13,8 @@ use libtest_mimic::{Arguments, Trial};
 
 #[path = "processes/child.rs"]
 mod child;
+#[path = "processes/layers.rs"]
+mod layers;
 #[path = "processes/parent.rs"]
 mod parent;
 
@@ -27,9 +30,17 @@ fn main() -> ExitCode {
         child::work(directory.as_ref());
         return ExitCode::SUCCESS;
     }
-    let killed = Trial::test("killed_processes_leave_nothing_behind", || {
+    if let Ok(directory) = env::var(layers::DIRECTORY) {
+        layers::work_for_ever(directory.as_ref());
+        return ExitCode::SUCCESS;
+    }
+    let catalog = Trial::test("killed_processes_leave_nothing_behind", || {
         parent::kill_again_and_again();
         Ok(())
     });
-    libtest_mimic::run(&Arguments::from_args(), vec![killed]).exit_code()
+    let layers = Trial::test("killed_processes_leave_no_half_layer_and_nothing_behind", || {
+        layers::kill_again_and_again();
+        Ok(())
+    });
+    libtest_mimic::run(&Arguments::from_args(), vec![catalog, layers]).exit_code()
 }

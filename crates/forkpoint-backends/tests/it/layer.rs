@@ -14,7 +14,6 @@ mod capture;
 mod flatten;
 mod full_disk;
 mod hostile;
-mod killed;
 mod merge;
 mod mount;
 mod property;

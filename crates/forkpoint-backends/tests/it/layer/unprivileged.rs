@@ -30,7 +30,7 @@ fn the_tests_pass_without_root() {
         chown(path, Some(USER), Some(USER)).unwrap();
     }
     let output = Command::new(&program)
-        .args(["layer::", "--skip", "layer::killed", "--test-threads=2"])
+        .args(["layer::", "--test-threads=2"])
         .current_dir(directory.path())
         .env("TMPDIR", directory.path())
         .env_remove("NEXTEST_EXECUTION_MODE")
