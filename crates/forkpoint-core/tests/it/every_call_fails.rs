@@ -3,7 +3,7 @@
 use forkpoint_testkit::{World, harness::Harness};
 
 fn harness() -> Harness<'static> {
-    Harness::new(&World::new, 12)
+    Harness::new(&World::new, 6)
 }
 
 #[test]

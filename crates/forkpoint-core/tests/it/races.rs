@@ -21,7 +21,7 @@ use forkpoint_testkit::{
 use futures::{FutureExt as _, future};
 
 fn harness() -> Harness<'static> {
-    Harness::new(&World::new, 12)
+    Harness::new(&World::new, 6)
 }
 
 fn filled(simulation: Simulation) -> World {
