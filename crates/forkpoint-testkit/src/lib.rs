@@ -25,6 +25,6 @@ mod world;
 pub use catalog::{MemoryCatalog, SharedTables};
 pub use environment::FixedEnvironment;
 pub use fake::{FakeDriver, FakePlatform, Files};
-pub use simulation::{ProcessId, Simulation};
+pub use simulation::{ProcessId, Simulation, yield_times};
 pub use store::MemoryBlobStore;
 pub use world::{CatalogOpener, Seat, Visible, World};

@@ -299,6 +299,13 @@ impl Future for Sleep {
     }
 }
 
+/// Lets the others go first, `count` times.
+pub async fn yield_times(count: u64) {
+    for _ in 0..count {
+        yield_now().await;
+    }
+}
+
 /// Lets the others go first, once.
 pub(crate) async fn yield_now() {
     let mut yielded = false;

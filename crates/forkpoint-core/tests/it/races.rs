@@ -1,6 +1,6 @@
 //! Two processes at work on the same things, in every order that a seed can think of.
 
-use std::{task::Poll, time::Duration};
+use std::time::Duration;
 
 use forkpoint_core::{
     ErrorKind,
@@ -17,6 +17,7 @@ use forkpoint_testkit::{
         Harness,
         ops::{adopt, fill, named},
     },
+    yield_times,
 };
 use futures::{FutureExt as _, future};
 
@@ -193,13 +194,7 @@ fn a_fork_goes_on_without_its_caller() {
         world.run(move |engine| async move {
             let source = ForkSource::Sandbox("web".into(), SnapshotKind::Files);
             let fork = async move { engine.fork(ForkRequest::new(source, 3)).await.map(drop) };
-            let mut left = patience;
-            let tired = future::poll_fn(move |context| {
-                context.waker().wake_by_ref();
-                left -= 1;
-                if left == 0 { Poll::Ready(()) } else { Poll::Pending }
-            });
-            future::select(fork.boxed(), tired).await;
+            future::select(fork.boxed(), yield_times(patience).boxed()).await;
         });
         world.simulation.settle();
         let after = world.visible();
@@ -228,13 +223,7 @@ fn a_fork_that_waits_takes_one_snapshot() {
         // Claims one of the names while the snapshot is being taken, and gives it back.
         world.faults.arm(FaultPlan::new(two.process, 2, Fault::Before));
         let create = async move {
-            let mut left = seed % 60 + 1;
-            future::poll_fn(move |context| {
-                context.waker().wake_by_ref();
-                left -= 1;
-                if left == 0 { Poll::Ready(()) } else { Poll::Pending }
-            })
-            .await;
+            yield_times(seed % 60).await;
             two.engine.create(named("kid-1")).await.map(drop)
         };
         world.simulation.run_all([(one.process, fork.boxed()), (two.process, create.boxed())]);

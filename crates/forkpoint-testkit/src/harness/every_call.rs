@@ -1,15 +1,19 @@
 //! One process, and every way in which its calls can go wrong.
 
-use std::{path::Path, task::Poll};
+use std::path::Path;
 
 use forkpoint_core::id::SandboxId;
 
-use futures::future::{self, Either};
+use futures::{
+    FutureExt as _,
+    future::{self, Either},
+};
 
 use super::{Ending, Harness, MANY, OPS, Op, Tally, ops::write, recover, run_with_fault};
 use crate::{
     Simulation, World,
     faults::{Fault, FaultPlan},
+    yield_times,
 };
 
 impl Harness<'_> {
@@ -252,12 +256,7 @@ fn lie(op: &Op, ending: &Ending) -> Option<String> {
 fn walk_away(world: &World, op: &Op, patience: u64) -> bool {
     let run = op.run;
     world.run(move |engine| async move {
-        let mut left = patience;
-        let tired = future::poll_fn(move |context| {
-            context.waker().wake_by_ref();
-            left = left.saturating_sub(1);
-            if left == 0 { Poll::Ready(()) } else { Poll::Pending }
-        });
+        let tired = yield_times(patience).boxed();
         matches!(future::select(run(engine), tired).await, Either::Left(_))
     })
 }
