@@ -28,7 +28,7 @@ mod record;
 pub use change::{Change, Chore, ChoreId, ChoreTask};
 pub use operation::{
     Claim, ClaimMode, Claimed, Existence, NewSandbox, OpenOperation, Operation, OperationKind,
-    OwnerState, Reclaimed, Resource,
+    OwnerState, Power, Reclaimed, Resource,
 };
 pub use query::{
     CandidateQuery, CandidateScope, Cursor, DriverUsage, LineageScope, Page, SandboxQuery,

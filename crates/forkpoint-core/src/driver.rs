@@ -3,21 +3,22 @@
 //! The order of calls is fixed by the types: only a [`Sandbox`] can be paused, only a
 //! [`PausedSandbox`] can be sealed. What must also work after a crash takes an id and nothing else.
 
-use std::{collections::BTreeMap, ffi::OsString, fmt, io, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, ffi::OsString, fmt, path::PathBuf, sync::Arc};
 
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    error::BoxError,
     id::{SandboxId, SnapshotId},
     part::{ByteStream, Part, PartFormat},
     path::SandboxPath,
     spec::SandboxSpec,
 };
 
+mod error;
 mod process;
 
+pub use error::{DriverError, DriverResult};
 pub use process::{ByteSink, Command, ExitStatus, Process, ProcessControl, TtySize};
 
 #[async_trait]
@@ -40,9 +41,10 @@ pub trait Driver: fmt::Debug + Send + Sync {
         from: &Artifact,
     ) -> DriverResult<Arc<dyn Sandbox>>;
 
-    /// Makes the sandbox stand where `to` was taken, under the same id. Works too when the platform
-    /// lost the sandbox. Repeating it is a success; after a failure the sandbox stands where it
-    /// stood, or [`Driver::status`] tells that it does not.
+    /// Makes the sandbox stand where `to` was taken, under the same id, and run, whether or not it
+    /// was stopped or paused. Works too when the platform lost the sandbox. Repeating it is a
+    /// success; after a failure the sandbox stands where it stood, or [`Driver::status`] tells that
+    /// it does not.
     async fn rollback(
         &self,
         id: SandboxId,
@@ -54,7 +56,8 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// platform's own identity of it: adopting twice gives the same.
     async fn adopt(&self, native_name: &str) -> DriverResult<Adopted>;
 
-    /// Finds a sandbox that this driver made or adopted, perhaps in another process.
+    /// Finds a sandbox that this driver made or adopted, perhaps in another process. One that is
+    /// stopped or paused too: it can be sealed.
     async fn attach(&self, id: SandboxId) -> DriverResult<Arc<dyn Sandbox>>;
 
     /// What the platform says of a sandbox; `None` when it knows none of that id.
@@ -64,12 +67,33 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// For audits: recovery goes by what `begin` wrote.
     async fn list(&self) -> DriverResult<Vec<SandboxId>>;
 
+    /// What a sandbox uses now. May take as long as it takes to look at its files.
+    async fn usage(&self, id: SandboxId) -> DriverResult<SandboxUsage>;
+
     /// What a snapshot of this sandbox would refuse or leave out.
     async fn validate(&self, id: SandboxId, kind: SnapshotKind) -> DriverResult<Vec<Finding>>;
 
     /// Removes a sandbox that we made, with everything it holds, and stops a creation of it that is
     /// still on its way. Succeeds if there is none; refuses one that we did not make.
     async fn destroy(&self, id: SandboxId) -> DriverResult<()>;
+
+    /// Ends every process; the files stay, and [`Driver::start`] brings the sandbox back. Works on
+    /// a paused one. Stopping what is stopped is a success.
+    async fn stop(&self, id: SandboxId) -> DriverResult<()>;
+
+    /// Brings a stopped sandbox back with its files, also one whose processes the platform lost, as
+    /// in a reboot. Starting what runs is a success. A paused one is refused with
+    /// [`DriverError::NotRunning`]: its way out is [`Driver::resume`].
+    async fn start(&self, id: SandboxId, spec: &SandboxSpec) -> DriverResult<()>;
+
+    /// The user's own pause: it lasts until [`Driver::resume`], and neither a seal nor
+    /// [`Driver::settle`] ends it. Not [`Sandbox::pause`], which is ours and short. Pausing what is
+    /// paused is a success; a stopped one is refused with [`DriverError::NotRunning`].
+    async fn pause(&self, id: SandboxId) -> DriverResult<()>;
+
+    /// Ends the user's own pause. Resuming what runs is a success; a stopped one is refused with
+    /// [`DriverError::NotRunning`].
+    async fn resume(&self, id: SandboxId) -> DriverResult<()>;
 
     /// Undoes a pause of ours that nobody will resume: the sandbox is as it was before, and one
     /// that its user paused or stopped stays so. Succeeds if there is nothing to undo.
@@ -87,6 +111,11 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// chore waits.
     async fn discard(&self, piece: &PieceName) -> DriverResult<()>;
 
+    /// Makes what was sealed survive a power cut, with all that its pieces lie over, where the
+    /// platform can, and counts what sealing left uncounted. Answers with the artifact as it is
+    /// then. The sandbox may run meanwhile.
+    async fn sync(&self, artifact: &Artifact) -> DriverResult<Artifact>;
+
     async fn export(&self, artifact: &Artifact) -> DriverResult<Vec<Part>>;
 
     /// Makes an artifact for `snapshot`. A part in a format outside [`Capabilities::imports`] is an
@@ -98,6 +127,9 @@ pub trait Driver: fmt::Debug + Send + Sync {
 pub trait Sandbox: fmt::Debug + Send + Sync {
     fn id(&self) -> SandboxId;
 
+    /// Answers when the command runs: [`DriverError::CommandMissing`] and
+    /// [`DriverError::CommandRefused`] are told here. In a sandbox that is stopped or paused nothing
+    /// can run: [`DriverError::NotRunning`].
     async fn exec(&self, command: &Command) -> DriverResult<Process>;
 
     async fn read(&self, path: &SandboxPath) -> DriverResult<ByteStream>;
@@ -112,7 +144,9 @@ pub trait Sandbox: fmt::Debug + Send + Sync {
     /// What is below a directory, in order of path; `depth` 1 is the directory's own entries.
     async fn entries(&self, path: &SandboxPath, depth: u32) -> DriverResult<Vec<Entry>>;
 
-    /// Nothing in the sandbox runs when this returns.
+    /// Nothing in the sandbox runs when this returns. Our own pause, for sealing, and short; the
+    /// user's is [`Driver::pause`]. One that its user paused or stopped is sealed as well, and stays
+    /// so.
     async fn pause(&self) -> DriverResult<Box<dyn PausedSandbox>>;
 }
 
@@ -135,6 +169,10 @@ pub struct Capabilities {
     pub kinds: Vec<SnapshotKind>,
     pub rollback: bool,
     pub adopt: bool,
+    /// [`Driver::stop`] and [`Driver::start`].
+    pub stop: bool,
+    /// [`Driver::pause`] and [`Driver::resume`].
+    pub pause: bool,
     /// Formats of the parts that `export` makes.
     pub exports: Vec<PartFormat>,
     /// Formats of the parts that `import` takes.
@@ -184,8 +222,17 @@ pub struct Artifact {
     pub own_bytes: u64,
     pub total_bytes: u64,
     pub file_count: u64,
+    /// Whether the numbers above are known. Counting takes longer than sealing, so a driver may
+    /// leave it to [`Driver::sync`]; then they are zero.
+    #[serde(default = "counted")]
+    pub counted: bool,
     /// Survives a power cut.
     pub durable: bool,
+}
+
+/// Artifacts that were written before there was the question.
+const fn counted() -> bool {
+    true
 }
 
 /// The unit in which a platform's space is freed: a layer, an image, a memory dump.
@@ -227,12 +274,42 @@ pub struct SandboxStatus {
     pub base: Option<SnapshotId>,
 }
 
+/// What a sandbox uses, as far as its platform knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct SandboxUsage {
+    /// Written since it was last sealed.
+    pub disk_bytes: Option<u64>,
+    pub memory_bytes: Option<u64>,
+    /// With their threads.
+    pub processes: Option<u64>,
+    pub cpu_ms: Option<u64>,
+    /// Processes that were killed because memory had run out.
+    pub killed_for_memory: Option<u64>,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SandboxState {
     Running,
     Paused,
     Stopped,
+}
+
+impl SandboxState {
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::Stopped => "stopped",
+        }
+    }
+}
+
+impl fmt::Display for SandboxState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
 }
 
 /// What somebody should know before taking a snapshot.
@@ -274,68 +351,6 @@ pub enum EntryKind {
     Directory,
     Symlink { target: PathBuf },
     Other,
-}
-
-pub type DriverResult<T> = Result<T, DriverError>;
-
-#[derive(Debug, thiserror::Error)]
-pub enum DriverError {
-    #[error("driver `{driver}` knows no sandbox `{id}`")]
-    SandboxMissing { driver: &'static str, id: SandboxId },
-
-    #[error("driver `{driver}` finds no `{name}`")]
-    NativeMissing { driver: &'static str, name: String },
-
-    #[error("driver `{driver}` already has a sandbox `{id}`")]
-    SandboxExists { driver: &'static str, id: SandboxId },
-
-    #[error("there is no `{path}` in sandbox `{id}`")]
-    PathMissing { id: SandboxId, path: SandboxPath },
-
-    #[error("driver `{driver}` cannot take this: {reason}")]
-    Invalid { driver: &'static str, reason: String },
-
-    #[error("`{what}` was not made by us, and stays")]
-    Foreign { what: String },
-
-    #[error("driver `{driver}` cannot {operation}")]
-    Unsupported { driver: &'static str, operation: &'static str },
-
-    #[error("driver `{driver}` is unreachable")]
-    Unreachable {
-        driver: &'static str,
-        #[source]
-        source: BoxError,
-    },
-
-    #[error("driver `{driver}` failed to {operation}")]
-    Failed {
-        driver: &'static str,
-        operation: &'static str,
-        #[source]
-        source: BoxError,
-    },
-
-    #[error("failed to {operation} `{path}`")]
-    Io {
-        operation: &'static str,
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
-
-    #[error("the artifact of snapshot `{snapshot}` is damaged: {reason}")]
-    Damaged { snapshot: SnapshotId, reason: String },
-}
-
-impl DriverError {
-    pub(crate) fn into_source(self) -> Option<BoxError> {
-        match self {
-            Self::Unreachable { source, .. } | Self::Failed { source, .. } => Some(source),
-            Self::Io { source, .. } => Some(source.into()),
-            _ => None,
-        }
-    }
 }
 
 /// The environment of a command: names and values as the kernel takes them.

@@ -41,6 +41,7 @@ mod resolve;
 mod rollback;
 mod running;
 mod snapshot;
+mod switch;
 
 pub use create::{AdoptRequest, CreateRequest};
 pub use delete::SnapshotEdit;

@@ -132,11 +132,16 @@ impl From<DriverError> for Error {
         let kind = match &err {
             DriverError::SandboxMissing { .. }
             | DriverError::NativeMissing { .. }
-            | DriverError::PathMissing { .. } => ErrorKind::NotFound,
-            DriverError::SandboxExists { .. } => ErrorKind::Conflict,
-            DriverError::Invalid { .. } => ErrorKind::Invalid,
+            | DriverError::PathMissing { .. }
+            | DriverError::CommandMissing { .. } => ErrorKind::NotFound,
+            DriverError::SandboxExists { .. } | DriverError::NotRunning { .. } => {
+                ErrorKind::Conflict
+            }
+            DriverError::Invalid { .. } | DriverError::CommandRefused { .. } => ErrorKind::Invalid,
             DriverError::Foreign { .. } => ErrorKind::Denied,
-            DriverError::Unsupported { .. } => ErrorKind::Unsupported,
+            DriverError::Unsupported { .. } | DriverError::LimitUnavailable { .. } => {
+                ErrorKind::Unsupported
+            }
             DriverError::Unreachable { .. }
             | DriverError::Failed { .. }
             | DriverError::Io { .. } => ErrorKind::Unavailable,
@@ -205,5 +210,37 @@ mod tests {
             "failed to create sandbox `web`: failed to mount `/x`: disk on fire"
         );
         assert_eq!(err.kind(), ErrorKind::Unavailable);
+    }
+
+    #[test]
+    fn a_driver_says_what_can_be_done_about_it() {
+        let state = crate::driver::SandboxState::Paused;
+        let id = crate::id::SandboxId::from_u128(1);
+        let (command, source) = ("/etc".to_owned(), std::io::ErrorKind::PermissionDenied.into());
+        for (err, kind, text) in [
+            (
+                DriverError::NotRunning { id, state },
+                ErrorKind::Conflict,
+                "sandbox `sbx00000000000000000000000001` is paused",
+            ),
+            (
+                DriverError::CommandMissing { command: "nosuch".to_owned() },
+                ErrorKind::NotFound,
+                "there is no command `nosuch` in the sandbox",
+            ),
+            (
+                DriverError::CommandRefused { command, source },
+                ErrorKind::Invalid,
+                "`/etc` cannot be executed: permission denied",
+            ),
+            (
+                DriverError::LimitUnavailable { what: "memory", reason: "no cgroup".to_owned() },
+                ErrorKind::Unsupported,
+                "this machine cannot limit memory: no cgroup",
+            ),
+        ] {
+            let err = Error::from(err);
+            assert_eq!((err.kind(), err.chain().to_string().as_str()), (kind, text));
+        }
     }
 }

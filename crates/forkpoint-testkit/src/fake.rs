@@ -14,7 +14,7 @@ use bytes::Bytes;
 use forkpoint_core::{
     driver::{
         Adopted, Artifact, Capabilities, Driver, DriverError, DriverResult, Finding, PieceName,
-        Sandbox, SandboxStatus, Severity, SnapshotKind,
+        Sandbox, SandboxState, SandboxStatus, SandboxUsage, Severity, SnapshotKind,
     },
     id::{SandboxId, SnapshotId},
     part::{Part, PartFormat},
@@ -61,6 +61,7 @@ impl FakePlatform {
         self.state().sandboxes.keys().copied().collect()
     }
 
+    /// Sandboxes that we paused and did not resume. A user's own pause is no business of ours.
     #[must_use]
     pub fn paused(&self) -> Vec<SandboxId> {
         let paused = |state: &State| {
@@ -80,6 +81,18 @@ impl FakePlatform {
         self.state().sandboxes.get(&id).map(|sandbox| sandbox.files.clone())
     }
 
+    /// What the platform would say of a sandbox that nobody is sealing.
+    #[must_use]
+    pub fn states(&self) -> BTreeMap<SandboxId, SandboxState> {
+        self.state().sandboxes.iter().map(|(id, row)| (*id, row.state)).collect()
+    }
+
+    /// Whether a snapshot was asked to survive a power cut, with all that it lies over.
+    #[must_use]
+    pub fn is_synced(&self, snapshot: SnapshotId) -> bool {
+        self.state().is_synced(snapshot)
+    }
+
     /// What the sandbox held when the snapshot was sealed, kept apart from the pieces.
     #[must_use]
     pub fn truth(&self, snapshot: SnapshotId) -> Option<Files> {
@@ -92,6 +105,16 @@ impl FakePlatform {
         let state = self.state();
         let piece = state.pieces.values().find(|piece| piece.snapshot == snapshot)?;
         piece.sealed_from.map(|(_, base)| base)
+    }
+
+    /// Makes it a platform that can do less.
+    pub fn take_away(&self, what: fn(&mut Capabilities)) {
+        self.state().take_away = Some(what);
+    }
+
+    /// Makes it a platform of which a power cut leaves nothing.
+    pub fn make_volatile(&self) {
+        self.state().volatile = true;
     }
 
     /// Makes the platform forget a sandbox, as a reboot would.
@@ -131,13 +154,19 @@ impl Driver for FakeDriver {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
+        let mut capabilities = Capabilities {
             kinds: vec![SnapshotKind::Files],
             rollback: true,
             adopt: true,
+            stop: true,
+            pause: true,
             exports: vec![PartFormat::tree()],
             imports: vec![PartFormat::tree()],
+        };
+        if let Some(take_away) = self.state().take_away {
+            take_away(&mut capabilities);
         }
+        capabilities
     }
 
     async fn create(&self, id: SandboxId, spec: &SandboxSpec) -> DriverResult<Arc<dyn Sandbox>> {
@@ -182,6 +211,13 @@ impl Driver for FakeDriver {
         Ok(self.state().ours())
     }
 
+    async fn usage(&self, id: SandboxId) -> DriverResult<SandboxUsage> {
+        let mut state = self.state();
+        let files = state.sandbox(id)?.files.values();
+        let disk_bytes = Some(files.map(|bytes| bytes.len() as u64).sum());
+        Ok(SandboxUsage { disk_bytes, ..SandboxUsage::default() })
+    }
+
     async fn validate(&self, id: SandboxId, kind: SnapshotKind) -> DriverResult<Vec<Finding>> {
         self.state().sandbox(id)?;
         let message = "driver `fake` keeps no processes and no memory".to_owned();
@@ -194,6 +230,22 @@ impl Driver for FakeDriver {
 
     async fn destroy(&self, id: SandboxId) -> DriverResult<()> {
         self.state().destroy(id)
+    }
+
+    async fn stop(&self, id: SandboxId) -> DriverResult<()> {
+        self.state().stop(id)
+    }
+
+    async fn start(&self, id: SandboxId, _spec: &SandboxSpec) -> DriverResult<()> {
+        self.state().switch(id, SandboxState::Stopped, SandboxState::Running)
+    }
+
+    async fn pause(&self, id: SandboxId) -> DriverResult<()> {
+        self.state().switch(id, SandboxState::Running, SandboxState::Paused)
+    }
+
+    async fn resume(&self, id: SandboxId) -> DriverResult<()> {
+        self.state().switch(id, SandboxState::Paused, SandboxState::Running)
     }
 
     async fn settle(&self, id: SandboxId) -> DriverResult<()> {
@@ -210,6 +262,11 @@ impl Driver for FakeDriver {
 
     async fn discard(&self, piece: &PieceName) -> DriverResult<()> {
         self.state().discard(piece)
+    }
+
+    async fn sync(&self, artifact: &Artifact) -> DriverResult<Artifact> {
+        let durable = self.state().sync(artifact)?;
+        Ok(Artifact { durable, ..artifact.clone() })
     }
 
     async fn export(&self, artifact: &Artifact) -> DriverResult<Vec<Part>> {

@@ -1,7 +1,7 @@
 //! Processes, a platform and a catalog, and what must hold between them.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     future::Future,
     sync::{
@@ -13,7 +13,7 @@ use std::{
 use forkpoint_core::{
     Engine, EngineConfig, Result,
     catalog::{Catalog, LineageScope, SandboxQuery, SandboxRecord, SnapshotQuery, SnapshotRecord},
-    driver::Driver as _,
+    driver::{Driver as _, SandboxState},
     engine::{RestoreRequest, Wait},
     id::{SandboxId, SnapshotId},
     lineage::LineageNode,
@@ -132,10 +132,13 @@ impl World {
     #[must_use]
     pub fn visible(&self) -> Visible {
         let catalog = self.opener.open();
+        let states = self.platform.states();
         let read = async move {
             let sandboxes = catalog.sandboxes(&SandboxQuery::default()).await?.items;
             let snapshots = catalog.snapshots(&SnapshotQuery::default()).await?.items;
-            Ok::<_, forkpoint_core::catalog::CatalogError>(Visible { sandboxes, snapshots })
+            let known = |id: &SandboxId| sandboxes.iter().any(|record| record.id == *id);
+            let states = states.into_iter().filter(|(id, _)| known(id)).collect();
+            Ok::<_, forkpoint_core::catalog::CatalogError>(Visible { sandboxes, snapshots, states })
         };
         self.outside(read).expect("a catalog without faults answers")
     }
@@ -151,7 +154,9 @@ impl World {
         broken.extend(self.waiting_chores());
         broken.extend(self.disagreements());
         broken.extend(self.broken_lineage());
-        broken.extend(self.visible().snapshots.iter().filter_map(|each| self.unrestorable(each)));
+        let snapshots = self.visible().snapshots;
+        broken.extend(snapshots.iter().filter_map(|each| self.broken_promise(each)));
+        broken.extend(snapshots.iter().filter_map(|each| self.unrestorable(each)));
         broken
     }
 
@@ -220,6 +225,11 @@ impl World {
         broken
     }
 
+    fn broken_promise(&self, snapshot: &SnapshotRecord) -> Option<String> {
+        let lost = snapshot.durable && !self.platform.is_synced(snapshot.id);
+        lost.then(|| format!("`{}` is said to survive a power cut, and does not", snapshot.id))
+    }
+
     fn unrestorable(&self, snapshot: &SnapshotRecord) -> Option<String> {
         let id = snapshot.id;
         let restored = self.run(move |engine| async move {
@@ -250,4 +260,6 @@ impl World {
 pub struct Visible {
     pub sandboxes: Vec<SandboxRecord>,
     pub snapshots: Vec<SnapshotRecord>,
+    /// Whether they run, as their users left them.
+    pub states: BTreeMap<SandboxId, SandboxState>,
 }

@@ -4,13 +4,16 @@
 //! the kernel drops the lock when the process dies: that is how the others know that an owner is
 //! gone. See [`owner`] for what must not be done to that directory.
 //!
-//! Writes go through one thread of the handle, reads through another, so that no executor waits
+//! Writes go through one thread of the handle, reads after the first few through another, so that no executor waits
 //! for a disk and no read waits for a write. Both threads have ended when the handle is dropped.
 
 use std::{
     fmt,
     path::Path,
-    sync::{Arc, OnceLock},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use async_trait::async_trait;
@@ -56,10 +59,15 @@ use place::{Answer, Fault, Place};
 use session::{Access, Session};
 use worker::Worker;
 
+/// A process that asks no more than this does not need a second connection, which takes longer to
+/// open than all of them to answer.
+const READS_BY_WRITER: u64 = 24;
+
 pub struct SqliteCatalog {
     // In the order in which they must end: what was asked for is done before the owner is gone.
     writer: Worker,
     reader: OnceLock<Worker>,
+    reads: AtomicU64,
     owner: Owner,
     place: Arc<Place>,
 }
@@ -72,7 +80,7 @@ impl SqliteCatalog {
         let owner = Owner::create(&place.owners())
             .map_err(|err| place.explain("register", Fault::file(&place.owners(), err)))?;
         let writer = Worker::start("catalog-write", session)?;
-        Ok(Self { writer, reader: OnceLock::new(), owner, place })
+        Ok(Self { writer, reader: OnceLock::new(), reads: AtomicU64::new(0), owner, place })
     }
 
     fn reader(&self) -> CatalogResult<&Worker> {
@@ -88,7 +96,12 @@ impl SqliteCatalog {
         operation: &'static str,
         job: impl FnOnce(&Transaction<'_>) -> Answer<T> + Send + 'static,
     ) -> CatalogResult<T> {
-        self.reader()?.run(Access::Read, operation, job).await
+        let worker = match self.reads.load(Ordering::Relaxed) < READS_BY_WRITER {
+            true => &self.writer,
+            false => self.reader()?,
+        };
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        worker.run(Access::Read, operation, job).await
     }
 
     async fn write<T: Send + 'static>(

@@ -31,6 +31,8 @@ pub enum Change {
     SnapshotDeleted { snapshot: SnapshotId },
     /// The sandbox stands on `to`, and holds its pieces.
     RolledBack { sandbox: SandboxId, to: SnapshotId, at: Timestamp },
+    /// Stopped, started, paused or resumed: nothing that the catalog keeps.
+    Switched,
     /// Pieces that nobody needs now become chores.
     SandboxRemoved { sandbox: SandboxId },
 }

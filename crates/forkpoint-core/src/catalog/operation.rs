@@ -27,9 +27,32 @@ pub enum OperationKind {
     Snapshot { sandbox: SandboxId, snapshot: SnapshotId, name: Name },
     Fork { snapshot: SnapshotId, children: Vec<NewSandbox> },
     Rollback { sandbox: SandboxId, to: SnapshotId },
+    Switch { sandbox: SandboxId, to: Power },
     Destroy { sandbox: SandboxId, adopted: bool },
     Delete { snapshot: SnapshotId },
     Edit { snapshot: SnapshotId, new_name: Option<Name> },
+}
+
+/// What somebody wants of a sandbox's processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Power {
+    Stop,
+    Start,
+    Pause,
+    Resume,
+}
+
+impl Power {
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Start => "start",
+            Self::Pause => "pause",
+            Self::Resume => "resume",
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -60,7 +83,7 @@ impl Operation {
                 Claimed::existing(Resource::Sandbox(*sandbox)),
                 Claimed::shared(Resource::Snapshot(*to)),
             ],
-            OperationKind::Destroy { sandbox, .. } => {
+            OperationKind::Switch { sandbox, .. } | OperationKind::Destroy { sandbox, .. } => {
                 vec![Claimed::existing(Resource::Sandbox(*sandbox))]
             }
             OperationKind::Delete { snapshot } => {
@@ -90,6 +113,8 @@ impl OperationKind {
     pub const fn when_left_open(&self) -> &'static str {
         match self {
             Self::Destroy { .. } => "finished",
+            // Done or not: whether the sandbox runs is for its driver to say.
+            Self::Switch { .. } => "closed",
             _ => "undone",
         }
     }
@@ -102,6 +127,7 @@ impl OperationKind {
             Self::Snapshot { .. } => "snapshot",
             Self::Fork { .. } => "fork",
             Self::Rollback { .. } => "rollback",
+            Self::Switch { to, .. } => to.as_str(),
             Self::Destroy { .. } => "destroy",
             Self::Delete { .. } => "delete",
             Self::Edit { .. } => "edit",

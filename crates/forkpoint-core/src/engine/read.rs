@@ -11,7 +11,7 @@ use crate::{
         CatalogError, LineageScope, Page, Resource, SandboxQuery, SandboxRecord, SnapshotQuery,
         SnapshotRecord, Usage,
     },
-    driver::{Finding, Sandbox, SandboxStatus, SnapshotKind},
+    driver::{Finding, Sandbox, SandboxStatus, SandboxUsage, SnapshotKind},
     error::{Context as _, Result},
     id::{SandboxId, SnapshotId},
     lineage::{self, LineageNode, LineageRow},
@@ -106,6 +106,13 @@ impl Engine {
         let record = self.inner.find_sandbox(reference).await?;
         let status = self.inner.status(&record).await;
         Ok(SandboxView { record, status })
+    }
+
+    /// What a sandbox uses now.
+    pub async fn usage(&self, reference: &str) -> Result<SandboxUsage> {
+        let record = self.inner.find_sandbox(reference).await?;
+        let driver = self.inner.driver(&record.driver)?;
+        driver.usage(record.id).await.context(|| format!("failed to look at sandbox `{reference}`"))
     }
 
     /// A handle for commands and files. No operation: several may hold one at once.

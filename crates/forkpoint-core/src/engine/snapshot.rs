@@ -34,6 +34,9 @@ pub struct SnapshotRequest {
     pub agent_state: Option<Bytes>,
     pub expires: Option<Timestamp>,
     pub pinned: bool,
+    /// Whether to have it survive a power cut before the call returns, where the platform can; the
+    /// record tells whether it does. The sandbox runs meanwhile.
+    pub sync: bool,
     pub wait: Wait,
 }
 
@@ -52,6 +55,7 @@ impl SnapshotRequest {
             agent_state: None,
             expires: None,
             pinned: false,
+            sync: false,
             wait: Wait::No,
         }
     }
@@ -112,7 +116,7 @@ impl Inner {
         let at = self.environment.now();
         let (active, name) =
             self.begin_snapshot(&request, &sandbox, id, at).await.context(doing)?;
-        let sealed = self.seal(driver.as_ref(), &sandbox, id, request.kind).await;
+        let sealed = self.seal(driver.as_ref(), &sandbox, id, &request).await;
         let work = sealed.map(|(sandbox, artifact)| {
             let snapshot = snapshot_record(&request, sandbox, name, at, artifact);
             let agent_state = request.agent_state.clone();
@@ -202,16 +206,19 @@ impl Inner {
         driver: &dyn Driver,
         sandbox: &SandboxRecord,
         id: SnapshotId,
-        kind: SnapshotKind,
+        request: &SnapshotRequest,
     ) -> Result<(SandboxRecord, Artifact)> {
         let sandbox = self.catalog.sandbox(sandbox.id).await?;
         let live = driver.attach(sandbox.id).await?;
-        let artifact = seal(live.as_ref(), id, kind).await?;
+        let mut artifact = seal(live.as_ref(), id, request.kind).await?;
+        if request.sync {
+            artifact = driver.sync(&artifact).await?;
+        }
         Ok((sandbox, artifact))
     }
 }
 
-/// Pauses, seals and resumes. The sandbox runs again even when sealing failed.
+/// Pauses, seals and resumes. The sandbox is as it was before even when sealing failed.
 async fn seal(sandbox: &dyn Sandbox, id: SnapshotId, kind: SnapshotKind) -> Result<Artifact> {
     let mut paused = sandbox.pause().await?;
     let sealed = paused.seal(id, kind).await;

@@ -35,6 +35,10 @@ mod driver {
             self.simulation.unique()
         }
 
+        fn real(&self) -> bool {
+            false
+        }
+
         fn foreign(&self) -> BoxFuture<'_, Option<String>> {
             self.platform.add_foreign("webapp", Files::new());
             Box::pin(async { Some("webapp".to_owned()) })

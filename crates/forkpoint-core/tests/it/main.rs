@@ -8,3 +8,4 @@ mod model;
 mod operations;
 mod parsers;
 mod races;
+mod switches;

@@ -9,7 +9,8 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use forkpoint_core::{
     Engine, Result,
-    catalog::SandboxQuery,
+    catalog::{Power, SandboxQuery},
+    driver::SandboxState,
     engine::{
         ForkRequest, ForkSource, RestoreRequest, RollbackRequest, SnapshotEdit, SnapshotRequest,
         Wait,
@@ -35,6 +36,24 @@ struct Model {
 struct ModelSandbox {
     content: Content,
     head: Option<String>,
+    state: SandboxState,
+}
+
+impl ModelSandbox {
+    fn running(content: Content, head: Option<String>) -> Self {
+        Self { content, head, state: SandboxState::Running }
+    }
+
+    /// `None` where it is refused.
+    fn switched(&self, to: Power) -> Option<SandboxState> {
+        match (to, self.state) {
+            (Power::Stop, _) => Some(SandboxState::Stopped),
+            (Power::Start, SandboxState::Paused) => None,
+            (Power::Pause | Power::Resume, SandboxState::Stopped) => None,
+            (Power::Start | Power::Resume, _) => Some(SandboxState::Running),
+            (Power::Pause, _) => Some(SandboxState::Paused),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,6 +72,7 @@ enum Step {
     Fork(String, usize),
     Rollback(String, String),
     Delete(String),
+    Switch(String, Power),
     Destroy(String),
     Pin(String, bool),
     Prune(u64),
@@ -62,6 +82,7 @@ enum Step {
 fn steps() -> impl Strategy<Value = Vec<(Step, Option<(usize, Fault)>)>> {
     let sandbox = || select(vec!["a", "b", "c"]).prop_map(str::to_owned);
     let snapshot = || (0..12usize).prop_map(|number| format!("s{number:02}"));
+    let power = select(vec![Power::Stop, Power::Start, Power::Pause, Power::Resume]);
     let step = prop_oneof![
         2 => sandbox().prop_map(Step::Create),
         4 => (sandbox(), 0..3u8, any::<u8>()).prop_map(|(name, key, value)| Step::Write(name, key, value)),
@@ -70,6 +91,7 @@ fn steps() -> impl Strategy<Value = Vec<(Step, Option<(usize, Fault)>)>> {
         2 => (snapshot(), 1..4usize).prop_map(|(from, count)| Step::Fork(from, count)),
         3 => (sandbox(), snapshot()).prop_map(|(name, to)| Step::Rollback(name, to)),
         3 => snapshot().prop_map(Step::Delete),
+        3 => (sandbox(), power).prop_map(|(name, to)| Step::Switch(name, to)),
         2 => sandbox().prop_map(Step::Destroy),
         1 => (snapshot(), any::<bool>()).prop_map(|(name, pinned)| Step::Pin(name, pinned)),
         1 => (1..6u64).prop_map(Step::Prune),
@@ -84,7 +106,7 @@ impl Model {
         match step {
             Step::Create(name) => {
                 let content = Content::from([("/etc/template".into(), "tiny".into())]);
-                next.add(name, ModelSandbox { content, head: None })?;
+                next.add(name, ModelSandbox::running(content, None))?;
             }
             Step::Write(name, key, value) => {
                 let sandbox = next.sandboxes.get_mut(name)?;
@@ -107,6 +129,10 @@ impl Model {
                 *next.sandboxes.get_mut(name)? = self.copy(to)?;
             }
             Step::Delete(name) => drop(next.snapshots.remove(name)?),
+            Step::Switch(name, to) => {
+                let sandbox = next.sandboxes.get_mut(name)?;
+                sandbox.state = sandbox.switched(*to)?;
+            }
             Step::Destroy(name) => drop(next.sandboxes.remove(name)?),
             Step::Pin(name, pinned) => next.snapshots.get_mut(name)?.pinned = *pinned,
             Step::Prune(max) => next.prune(*max),
@@ -120,7 +146,7 @@ impl Model {
 
     fn copy(&self, from: &str) -> Option<ModelSandbox> {
         let content = self.snapshots.get(from)?.content.clone();
-        Some(ModelSandbox { content, head: Some(from.to_owned()) })
+        Some(ModelSandbox::running(content, Some(from.to_owned())))
     }
 
     /// Snapshots are named in the order in which they were taken: the first is the oldest.
@@ -181,6 +207,10 @@ impl Step {
                 engine.rollback(request).await.map(drop)
             }
             Self::Delete(name) => engine.delete_snapshot(&name, Wait::No).await.map(drop),
+            Self::Switch(name, Power::Stop) => engine.stop(&name, Wait::No).await.map(drop),
+            Self::Switch(name, Power::Start) => engine.start(&name, Wait::No).await.map(drop),
+            Self::Switch(name, Power::Pause) => engine.pause(&name, Wait::No).await.map(drop),
+            Self::Switch(name, Power::Resume) => engine.resume(&name, Wait::No).await.map(drop),
             Self::Destroy(name) => engine.destroy(&name, Wait::No).await.map(drop),
             Self::Pin(name, pinned) => {
                 let edit = SnapshotEdit { pinned: Some(pinned), ..SnapshotEdit::default() };
@@ -219,7 +249,8 @@ fn observe(world: &World) -> Model {
     let sandboxes = sandboxes.into_iter().map(|view| {
         let content = text(world.platform.files(view.record.id).unwrap());
         let head = view.record.head.map(|id| name_of(id).expect("a head is in the lineage"));
-        (view.record.name.unwrap().to_string(), ModelSandbox { content, head })
+        let state = view.status.unwrap().unwrap().state;
+        (view.record.name.unwrap().to_string(), ModelSandbox { content, head, state })
     });
     Model { sandboxes: sandboxes.collect(), snapshots: snapshots.collect() }
 }

@@ -482,11 +482,11 @@ fn a_rollback_that_nobody_waits_for_is_not_done_later() {
     assert_eq!(world.faults.struck(), Some("begin"));
     world.faults.disarm();
     let precious = world.run(|engine| async move {
-        write(&engine, "web", "/work", "of the whole day").await;
+        write(&engine, "web", "/srv", "of the whole day").await;
         snapshot(&engine, "web", "precious").await.id
     });
     let files = world.platform.truth(precious).unwrap();
-    assert!(files.contains_key(Path::new("/work")), "a snapshot rolled back what it should save");
+    assert!(files.contains_key(Path::new("/srv")), "a snapshot rolled back what it should save");
 }
 
 #[test]

@@ -22,7 +22,7 @@ use forkpoint_testkit::{
 use futures::{FutureExt as _, future};
 
 fn harness() -> Harness<'static> {
-    Harness::new(&World::new, 6)
+    Harness::new(&World::new, 4)
 }
 
 fn filled(simulation: Simulation) -> World {
@@ -152,8 +152,8 @@ fn a_delete_clears_all_that_a_dead_server_left() {
     for seed in 0..10 {
         let world = filled(Simulation::shuffled(seed));
         let Seat { process, engine } = world.seat();
-        world.faults.arm(FaultPlan::new(process, 60, Fault::CrashBefore));
-        let restores: Vec<_> = (0..25)
+        world.faults.arm(FaultPlan::new(process, 96, Fault::CrashBefore));
+        let restores: Vec<_> = (0..40)
             .map(|_| {
                 let engine = engine.clone();
                 let restore = async move { engine.restore(RestoreRequest::new("two")).await };

@@ -155,6 +155,7 @@ impl Tables {
                 self.stand_on(*sandbox, *to);
                 self.count_restores(Some(*to), 1, *at);
             }
+            Change::Switched => {}
             Change::SandboxRemoved { sandbox } => self.remove(*sandbox),
         }
         Ok(self.chores.range(before + 1..).map(|(_, chore)| chore.clone()).collect())

@@ -37,6 +37,7 @@ macro_rules! catalog_conformance {
             claims::busy_names_what_is_in_the_way,
             claims::forks_share_a_snapshot_that_nobody_may_delete_meanwhile,
             claims::rollbacks_share_a_snapshot_but_not_a_sandbox,
+            claims::a_switch_has_its_sandbox_alone_and_changes_nothing,
             claims::a_name_is_claimed_from_the_beginning,
             claims::what_is_missing_cannot_be_worked_on,
             claims::what_is_known_cannot_be_made_again,

@@ -14,7 +14,6 @@ use forkpoint_core::{
     },
     id::SandboxId,
     part::ByteStream,
-    spec::SandboxSpec,
 };
 use futures::{
     FutureExt as _, SinkExt as _, StreamExt as _,
@@ -23,16 +22,44 @@ use futures::{
     stream,
 };
 
-use super::{DRIVER, Files};
+use super::{DRIVER, Files, state::Row};
 
 type Exit = Shared<BoxFuture<'static, ExitStatus>>;
 
-pub(super) fn start(
-    command: &Command,
-    id: SandboxId,
-    files: &mut Files,
-    spec: &SandboxSpec,
-) -> DriverResult<Process> {
+/// The way to a process that runs until it gets a signal.
+#[derive(Clone, Debug)]
+struct Signals(Arc<Mutex<Option<oneshot::Sender<i32>>>>);
+
+impl Signals {
+    fn new(signal: Option<oneshot::Sender<i32>>) -> Self {
+        Self(Arc::new(Mutex::new(signal)))
+    }
+
+    fn send(&self, signal: i32) {
+        let sender = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Nobody is there to get it once the process is gone.
+        let _ = sender.map(|sender| sender.send(signal));
+    }
+}
+
+/// What runs in a sandbox until it gets a signal. None outlives its sandbox.
+#[derive(Debug, Default)]
+pub(super) struct Processes(Vec<Signals>);
+
+impl Processes {
+    pub(super) fn kill_all(&mut self) {
+        self.0.drain(..).for_each(|process| process.send(9));
+    }
+}
+
+impl Drop for Processes {
+    fn drop(&mut self) {
+        self.kill_all();
+    }
+}
+
+pub(super) fn start(command: &Command, id: SandboxId, row: &mut Row) -> DriverResult<Process> {
+    let Row { files, spec, processes, .. } = row;
     let argv: Vec<&str> = command.argv.iter().filter_map(|arg| arg.to_str()).collect();
     let Some((program, args)) = argv.split_first() else {
         return Err(DriverError::Invalid { driver: DRIVER, reason: "no command given".into() });
@@ -43,6 +70,10 @@ pub(super) fn start(
         ("false", _) => done(Bytes::new(), Bytes::new(), 1),
         ("echo", words) => done(text(&words.join(" ")), Bytes::new(), 0),
         ("hostname", _) => done(text(&id.to_string()), Bytes::new(), 0),
+        ("pwd", []) => {
+            let place = command.workdir.as_ref().or(spec.workdir.as_ref());
+            done(text(&place.map_or_else(|| "/".to_owned(), ToString::to_string)), Bytes::new(), 0)
+        }
         ("printenv", [name]) => {
             let given = command.env.get(OsStr::new(name)).and_then(|value| value.to_str());
             match given.or(spec.env.get(*name).map(String::as_str)) {
@@ -60,9 +91,25 @@ pub(super) fn start(
             done(Bytes::new(), Bytes::new(), i32::from(!gone))
         }
         ("sh", ["-c", script]) => done(Bytes::new(), Bytes::new(), exit_code(script)),
-        ("sleep", _) => sleep(command.timeout.is_some()),
-        (other, _) => done(Bytes::new(), text(&format!("{other}: not found")), 127),
+        ("sleep", _) => {
+            let (process, signals) = sleep(command.timeout.is_some());
+            processes.0.push(signals);
+            process
+        }
+        (other, _) => return Err(no_program(other, files)),
     })
+}
+
+/// No file is a program here.
+fn no_program(command: &str, files: &Files) -> DriverError {
+    let command = command.to_owned();
+    match files.keys().any(|path| path.starts_with(&command)) {
+        true => {
+            let source = io::ErrorKind::PermissionDenied.into();
+            DriverError::CommandRefused { command, source }
+        }
+        false => DriverError::CommandMissing { command },
+    }
 }
 
 fn exit_code(script: &str) -> i32 {
@@ -71,7 +118,7 @@ fn exit_code(script: &str) -> i32 {
 
 fn done(stdout: Bytes, stderr: Bytes, code: i32) -> Process {
     let exit = futures::future::ready(ExitStatus::Code(code)).boxed().shared();
-    Process { stdin: None, stdout: one(stdout), stderr: one(stderr), control: control(exit, None) }
+    Process { stdin: None, stdout: one(stdout), stderr: one(stderr), control: control(exit) }
 }
 
 /// Gives back what it is given, until the input ends.
@@ -92,45 +139,40 @@ fn cat(stdin: bool) -> Process {
         false => futures::future::ready(ExitStatus::Code(0)).boxed().shared(),
     };
     let stdin = stdin.then_some(sink);
-    Process {
-        stdin,
-        stdout: stdout.boxed(),
-        stderr: one(Bytes::new()),
-        control: control(exit, None),
-    }
+    Process { stdin, stdout: stdout.boxed(), stderr: one(Bytes::new()), control: control(exit) }
 }
 
 /// Sleeps until a signal comes. Nobody waits for real time here: a limit is up at once.
-fn sleep(limited: bool) -> Process {
+fn sleep(limited: bool) -> (Process, Signals) {
     let (signal, signalled) = oneshot::channel();
     let exit = match limited {
         true => futures::future::ready(ExitStatus::TimedOut).boxed(),
         false => signalled.map(|signal| ExitStatus::Signal(signal.unwrap_or(9))).boxed(),
     };
-    let control = control(exit.shared(), Some(signal));
-    Process { stdin: None, stdout: one(Bytes::new()), stderr: one(Bytes::new()), control }
+    let signals = Signals::new(Some(signal));
+    let control = Box::new(FakeProcess { exit: exit.shared(), signals: signals.clone() });
+    let (stdout, stderr) = (one(Bytes::new()), one(Bytes::new()));
+    (Process { stdin: None, stdout, stderr, control }, signals)
 }
 
 fn one(bytes: Bytes) -> ByteStream {
     stream::iter((!bytes.is_empty()).then_some(Ok(bytes))).boxed()
 }
 
-fn control(exit: Exit, signal: Option<oneshot::Sender<i32>>) -> Box<dyn ProcessControl> {
-    Box::new(FakeProcess { exit, signal: Arc::new(Mutex::new(signal)) })
+fn control(exit: Exit) -> Box<dyn ProcessControl> {
+    Box::new(FakeProcess { exit, signals: Signals::new(None) })
 }
 
 #[derive(Debug)]
 struct FakeProcess {
     exit: Exit,
-    signal: Arc<Mutex<Option<oneshot::Sender<i32>>>>,
+    signals: Signals,
 }
 
 #[async_trait]
 impl ProcessControl for FakeProcess {
     async fn signal(&self, signal: i32) -> DriverResult<()> {
-        let sender = self.signal.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // Nobody is there to get it once the process is gone.
-        let _ = sender.map(|sender| sender.send(signal));
+        self.signals.send(signal);
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use forkpoint_core::{
     driver::{
         Artifact, Command, DriverError, DriverResult, Entry, EntryKind, PausedSandbox, Process,
-        Sandbox, SnapshotKind, WriteMode,
+        Sandbox, SandboxState, SnapshotKind, WriteMode,
     },
     id::{SandboxId, SnapshotId},
     part::ByteStream,
@@ -46,10 +46,10 @@ impl Sandbox for FakeSandbox {
     async fn exec(&self, command: &Command) -> DriverResult<Process> {
         let mut state = self.state();
         let row = state.sandbox(self.id)?;
-        if row.paused {
-            return Err(failed("run a command", "the sandbox is paused"));
+        match row.shown_state() {
+            SandboxState::Running => process::start(command, self.id, row),
+            state => Err(DriverError::NotRunning { id: self.id, state }),
         }
-        process::start(command, self.id, &mut row.files, &row.spec)
     }
 
     async fn read(&self, path: &SandboxPath) -> DriverResult<ByteStream> {

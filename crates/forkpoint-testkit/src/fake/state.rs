@@ -8,14 +8,14 @@ use std::{
 use bytes::Bytes;
 use forkpoint_core::{
     driver::{
-        Adopted, Artifact, DriverError, DriverResult, Piece, PieceName, SandboxState,
+        Adopted, Artifact, Capabilities, DriverError, DriverResult, Piece, PieceName, SandboxState,
         SandboxStatus, SnapshotKind,
     },
     id::{SandboxId, SnapshotId},
     spec::SandboxSpec,
 };
 
-use super::{DRIVER, Files, sandbox::failed};
+use super::{DRIVER, Files, process::Processes, sandbox::failed};
 use crate::simulation::mix;
 
 /// In front of the name of everything that we keep on the platform.
@@ -27,6 +27,8 @@ pub(super) struct State {
     pub(super) pieces: BTreeMap<PieceName, PieceRow>,
     pub(super) truth: BTreeMap<SnapshotId, Files>,
     pub(super) violations: Vec<String>,
+    pub(super) take_away: Option<fn(&mut Capabilities)>,
+    pub(super) volatile: bool,
     /// Ids that ever were: none may come back but by a rollback.
     used: BTreeSet<SandboxId>,
 }
@@ -35,15 +37,48 @@ pub(super) struct State {
 pub(super) struct Row {
     pub(super) files: Files,
     pub(super) spec: SandboxSpec,
+    /// What its user made of it.
+    pub(super) state: SandboxState,
+    /// Our own pause, for sealing.
     pub(super) paused: bool,
+    pub(super) processes: Processes,
     base: Option<SnapshotId>,
     top: Option<PieceName>,
     /// The platform's name of one that we did not make.
     foreign: Option<String>,
 }
 
+impl Row {
+    fn new(files: Files, spec: SandboxSpec) -> Self {
+        Self {
+            files,
+            spec,
+            state: SandboxState::Running,
+            paused: false,
+            processes: Processes::default(),
+            base: None,
+            top: None,
+            foreign: None,
+        }
+    }
+
+    /// Files from an artifact, standing on it.
+    fn standing_on(artifact: &Artifact, files: Files, spec: SandboxSpec) -> Self {
+        let base = Some(artifact.snapshot);
+        Self { base, top: top(artifact), ..Self::new(files, spec) }
+    }
+
+    pub(super) fn shown_state(&self) -> SandboxState {
+        match self.state {
+            SandboxState::Running if self.paused => SandboxState::Paused,
+            state => state,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct PieceRow {
+    synced: bool,
     pub(super) snapshot: SnapshotId,
     over: Option<PieceName>,
     changes: BTreeMap<PathBuf, Option<Bytes>>,
@@ -57,8 +92,8 @@ impl State {
         let id = SandboxId::from_u128(u128::from(number));
         let template = "foreign-image".parse().map(SandboxSpec::new);
         let Ok(spec) = template else { return id };
-        let foreign = Some(native_name.to_owned());
-        let row = Row { files, spec, paused: false, base: None, top: None, foreign };
+        let mut row = Row::new(files, spec);
+        row.foreign = Some(native_name.to_owned());
         self.sandboxes.insert(id, row);
         id
     }
@@ -76,15 +111,9 @@ impl State {
         if !self.used.insert(id) {
             self.violations.push(format!("`{id}` was made again after it was destroyed"));
         }
-        let files = from.map(|from| self.files_of(from)).transpose()?;
-        let files = files.unwrap_or_else(|| template_files(spec));
-        let row = Row {
-            files,
-            spec: spec.clone(),
-            paused: false,
-            base: from.map(|from| from.snapshot),
-            top: from.and_then(top),
-            foreign: None,
+        let row = match from {
+            Some(from) => Row::standing_on(from, self.files_of(from)?, spec.clone()),
+            None => Row::new(template_files(spec), spec.clone()),
         };
         self.sandboxes.insert(id, row);
         Ok(())
@@ -101,14 +130,8 @@ impl State {
         if before.as_ref().is_some_and(|row| row.paused) {
             self.violations.push(format!("`{id}` was rolled back while it was paused"));
         }
-        let row = Row {
-            files,
-            spec: spec.clone(),
-            paused: false,
-            base: Some(to.snapshot),
-            top: top(to),
-            foreign: before.and_then(|row| row.foreign),
-        };
+        let mut row = Row::standing_on(to, files, spec.clone());
+        row.foreign = before.and_then(|row| row.foreign);
         self.sandboxes.insert(id, row);
         Ok(())
     }
@@ -128,10 +151,9 @@ impl State {
     }
 
     pub(super) fn status(&self, id: SandboxId) -> Option<SandboxStatus> {
-        self.sandboxes.get(&id).map(|row| SandboxStatus {
-            state: if row.paused { SandboxState::Paused } else { SandboxState::Running },
-            base: row.base,
-        })
+        self.sandboxes
+            .get(&id)
+            .map(|row| SandboxStatus { state: row.shown_state(), base: row.base })
     }
 
     pub(super) fn ours(&self) -> Vec<SandboxId> {
@@ -150,6 +172,55 @@ impl State {
         }
         self.sandboxes.remove(&id);
         Ok(())
+    }
+
+    pub(super) fn stop(&mut self, id: SandboxId) -> DriverResult<()> {
+        self.note_if_being_sealed(id, "stopped")?;
+        let row = self.sandbox(id)?;
+        row.state = SandboxState::Stopped;
+        row.processes.kill_all();
+        Ok(())
+    }
+
+    /// From one state to another; being there already is a success, and anything else is refused.
+    pub(super) fn switch(
+        &mut self,
+        id: SandboxId,
+        from: SandboxState,
+        to: SandboxState,
+    ) -> DriverResult<()> {
+        self.note_if_being_sealed(id, "switched")?;
+        let row = self.sandbox(id)?;
+        match row.state {
+            state if state == from || state == to => row.state = to,
+            state => return Err(DriverError::NotRunning { id, state }),
+        }
+        Ok(())
+    }
+
+    fn note_if_being_sealed(&mut self, id: SandboxId, what: &str) -> DriverResult<()> {
+        if self.sandbox(id)?.paused {
+            self.violations.push(format!("`{id}` was {what} while it was being sealed"));
+        }
+        Ok(())
+    }
+
+    /// With all that it lies over.
+    pub(super) fn sync(&mut self, artifact: &Artifact) -> DriverResult<bool> {
+        self.files_of(artifact)?;
+        if self.volatile {
+            return Ok(false);
+        }
+        let mut next = top(artifact);
+        while let Some(row) = next.and_then(|name| self.pieces.get_mut(&name)) {
+            row.synced = true;
+            next = row.over.clone();
+        }
+        Ok(true)
+    }
+
+    pub(super) fn is_synced(&self, snapshot: SnapshotId) -> bool {
+        self.pieces.get(&piece_name(snapshot)).is_some_and(|piece| piece.synced)
     }
 
     pub(super) fn pause(&mut self, id: SandboxId) -> DriverResult<()> {
@@ -188,7 +259,7 @@ impl State {
         let name = piece_name(snapshot);
         let (bytes, count) = (len_bytes(files.values()), files.len() as u64);
         let changes = files.into_iter().map(|(path, bytes)| (path, Some(bytes))).collect();
-        let row = PieceRow { snapshot, over: None, changes, sealed_from: None };
+        let row = PieceRow { synced: false, snapshot, over: None, changes, sealed_from: None };
         self.pieces.insert(name.clone(), row);
         artifact(snapshot, Piece { name, over: None, bytes }, bytes, count)
     }
@@ -212,7 +283,7 @@ impl State {
         let (total, count) = (len_bytes(files.values()), files.len() as u64);
 
         let name = piece_name(snapshot);
-        let row = PieceRow { snapshot, over: over.clone(), changes, sealed_from };
+        let row = PieceRow { synced: false, snapshot, over: over.clone(), changes, sealed_from };
         self.pieces.insert(name.clone(), row);
         Ok(artifact(snapshot, Piece { name, over, bytes: own }, total, count))
     }
@@ -313,6 +384,7 @@ fn artifact(snapshot: SnapshotId, piece: Piece, total_bytes: u64, file_count: u6
         pieces: vec![piece],
         total_bytes,
         file_count,
+        counted: true,
         durable: false,
     }
 }

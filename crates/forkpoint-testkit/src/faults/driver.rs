@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use forkpoint_core::{
     driver::{
         Adopted, Artifact, Capabilities, Command, Driver, DriverError, DriverResult, Entry,
-        Finding, PausedSandbox, PieceName, Process, Sandbox, SandboxStatus, SnapshotKind,
-        WriteMode,
+        Finding, PausedSandbox, PieceName, Process, Sandbox, SandboxStatus, SandboxUsage,
+        SnapshotKind, WriteMode,
     },
     error::BoxError,
     id::{SandboxId, SnapshotId},
@@ -120,12 +120,32 @@ impl Driver for FaultyDriver {
         self.place.call("list", self.inner.list()).await
     }
 
+    async fn usage(&self, id: SandboxId) -> DriverResult<SandboxUsage> {
+        self.place.call("usage", self.inner.usage(id)).await
+    }
+
     async fn validate(&self, id: SandboxId, kind: SnapshotKind) -> DriverResult<Vec<Finding>> {
         self.place.call("validate", self.inner.validate(id, kind)).await
     }
 
     async fn destroy(&self, id: SandboxId) -> DriverResult<()> {
         self.place.inside(id, "destroy", self.inner.destroy(id)).await
+    }
+
+    async fn stop(&self, id: SandboxId) -> DriverResult<()> {
+        self.place.inside(id, "stop", self.inner.stop(id)).await
+    }
+
+    async fn start(&self, id: SandboxId, spec: &SandboxSpec) -> DriverResult<()> {
+        self.place.inside(id, "start", self.inner.start(id, spec)).await
+    }
+
+    async fn pause(&self, id: SandboxId) -> DriverResult<()> {
+        self.place.inside(id, "pause for the user", self.inner.pause(id)).await
+    }
+
+    async fn resume(&self, id: SandboxId) -> DriverResult<()> {
+        self.place.inside(id, "resume for the user", self.inner.resume(id)).await
     }
 
     async fn settle(&self, id: SandboxId) -> DriverResult<()> {
@@ -138,6 +158,10 @@ impl Driver for FaultyDriver {
 
     async fn discard(&self, piece: &PieceName) -> DriverResult<()> {
         self.place.call("discard", self.inner.discard(piece)).await
+    }
+
+    async fn sync(&self, artifact: &Artifact) -> DriverResult<Artifact> {
+        self.place.call("sync", self.inner.sync(artifact)).await
     }
 
     async fn export(&self, artifact: &Artifact) -> DriverResult<Vec<Part>> {

@@ -239,7 +239,7 @@ fn has_work(world: &World, id: SandboxId) -> bool {
     world.platform.files(id).is_some_and(|files| files.contains_key(Path::new(WORK)))
 }
 
-const WORK: &str = "/work";
+const WORK: &str = "/srv";
 
 /// An answer must be true. With one fault the engine can always find out what happened.
 fn lie(op: &Op, ending: &Ending) -> Option<String> {

@@ -53,6 +53,7 @@ pub fn taken(outcome: SnapshotOutcome) -> SnapshotRecord {
 
 /// Two sandboxes, one grown from the other's first snapshot, one bare; a foreign one that is adopted
 /// and one that is not; snapshots that outlived their sandbox, and a sandbox that outlived its snapshot.
+/// That last one (`heir`) is stopped, and `copy` is paused.
 pub fn fill(world: &World) {
     fill_small(world);
     world.run(|engine| async move {
@@ -64,6 +65,8 @@ pub fn fill(world: &World) {
         engine.destroy("last", Wait::No).await.unwrap();
         engine.delete_snapshot("gone", Wait::No).await.unwrap();
         chain(&engine).await;
+        engine.stop("heir", Wait::No).await.unwrap();
+        engine.pause("copy", Wait::No).await.unwrap();
     });
 }
 
@@ -120,7 +123,8 @@ pub fn adopt(native_name: &str) -> AdoptRequest {
 pub struct Op {
     pub name: &'static str,
     pub run: fn(Engine) -> BoxFuture<'static, Result<()>>,
-    /// Some of it may stay although it failed: it is more than one operation.
+    /// Some of it may stay although it failed: it is more than one operation, or one that the
+    /// catalog keeps nothing of.
     pub parts: bool,
 }
 
@@ -170,12 +174,21 @@ async fn prune(engine: Engine) -> Result<()> {
 }
 
 /// Every operation that changes something.
-pub const OPS: [Op; 23] = [
+pub const OPS: [Op; 30] = [
     op!("create", |engine| engine.create(named("new"))),
     op!("adopt", |engine| engine.adopt(adopt("stranger"))),
     op!("snapshot", |engine| engine.snapshot(snapshot_request("web", "three"))),
     op!("snapshot of a bare sandbox", |engine| engine.snapshot(SnapshotRequest::new("bare"))),
     op!("snapshot of an adopted one", |engine| engine.snapshot(SnapshotRequest::new("theirs"))),
+    op!("snapshot of a stopped one", |engine| engine.snapshot(SnapshotRequest::new("heir"))),
+    op!("snapshot of a paused one", |engine| engine.snapshot(SnapshotRequest::new("copy"))),
+    op!("snapshot with sync", |engine| {
+        engine.snapshot(SnapshotRequest { sync: true, ..SnapshotRequest::new("web") })
+    }),
+    op!(parts "stop", |engine| engine.stop("web", Wait::No)),
+    op!(parts "start", |engine| engine.start("heir", Wait::No)),
+    op!(parts "pause", |engine| engine.pause("web", Wait::No)),
+    op!(parts "resume", |engine| engine.resume("copy", Wait::No)),
     op!("restore", |engine| engine.restore(RestoreRequest::new("two"))),
     op!("restore of what nobody else needs", |engine| engine.restore(RestoreRequest::new("lone"))),
     op!("fork of a snapshot", |engine| fork(engine, ForkSource::Snapshot("one".into()))),

@@ -46,6 +46,7 @@ pub(super) fn commit(
             commit.stand_on(*sandbox, *to)?;
             commit.count_restores(*to, 1, *at)?;
         }
+        Change::Switched => {}
         Change::SandboxRemoved { sandbox } => commit.remove(*sandbox)?,
     }
     Ok(commit.chores)

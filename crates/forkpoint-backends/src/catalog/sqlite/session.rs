@@ -9,7 +9,7 @@ use std::{
 };
 
 use forkpoint_core::catalog::CatalogResult;
-use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, config::DbConfig};
 
 use super::{
     owner,
@@ -20,14 +20,19 @@ use super::{
 const APPLICATION_ID: i64 = 0x666b_7074;
 
 /// One for each version of the schema. A released one never changes.
-const MIGRATIONS: [&str; 1] = [include_str!("../migrations/sqlite/0001_initial.sql")];
+const MIGRATIONS: [&str; 2] = [
+    include_str!("../migrations/sqlite/0001_initial.sql"),
+    include_str!("../migrations/sqlite/0002_switch.sql"),
+];
 
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// More than there are different statements.
 const CACHED_STATEMENTS: usize = 128;
 
+// The log is kept short: the first to open the file after everybody left reads all of it.
 const PRAGMAS: &str = "
+    PRAGMA wal_autocheckpoint = 100;
     PRAGMA foreign_keys = ON;
     PRAGMA synchronous = NORMAL;
     PRAGMA trusted_schema = OFF;
@@ -156,6 +161,8 @@ fn connect(path: &Path, more: OpenFlags) -> Answer<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX | more;
     let connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
+    // Else every command line writes the log back when it leaves, and syncs it three times.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
     connection.set_prepared_statement_cache_capacity(CACHED_STATEMENTS);
     connection.execute_batch(PRAGMAS)?;
     Ok(connection)

@@ -2,7 +2,7 @@
 
 use forkpoint_core::{
     catalog::{
-        Catalog, Change, ChoreTask, LineageScope, OperationKind, OwnerState, Reclaimed,
+        Catalog, Change, ChoreTask, LineageScope, OperationKind, OwnerState, Power, Reclaimed,
         SnapshotQuery,
     },
     id::OperationId,
@@ -83,6 +83,31 @@ async fn work_on(catalog: &dyn Catalog) {
 fn format_1_is_read_and_goes_on() {
     let directory = old(include_str!("../../fixtures/catalog-v1.sql"));
     let catalog = directory.open();
+    // A reader of format 1 would take an operation of format 2 for damage.
+    let file = rusqlite::Connection::open(directory.file()).unwrap();
+    let version = file.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0));
+    assert_eq!(version.unwrap(), 2, "it is kept away from now on");
+    drop(file);
     block_on(read_all(catalog.as_ref()));
+    block_on(work_on(catalog.as_ref()));
+}
+
+async fn close_the_switch(catalog: &dyn Catalog) {
+    let open = catalog.unfinished().await.unwrap().pop().unwrap();
+    let web = catalog.find_sandbox("fake", "web").await.unwrap();
+    assert_eq!(open.operation.kind, OperationKind::Switch { sandbox: web.id, to: Power::Stop });
+    let Reclaimed::Ours(claim) = catalog.reclaim(&open.claim).await.unwrap() else {
+        panic!("it belongs to nobody");
+    };
+    assert!(catalog.commit(&claim, &Change::Switched).await.unwrap().is_empty());
+    assert_eq!(catalog.find_sandbox("fake", "web").await.unwrap(), web);
+}
+
+#[test]
+fn format_2_is_read_and_goes_on() {
+    let directory = old(include_str!("../../fixtures/catalog-v2.sql"));
+    let catalog = directory.open();
+    block_on(read_all(catalog.as_ref()));
+    block_on(close_the_switch(catalog.as_ref()));
     block_on(work_on(catalog.as_ref()));
 }

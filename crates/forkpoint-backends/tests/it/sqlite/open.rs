@@ -75,7 +75,7 @@ fn what_cannot_be_opened_is_not_damaged() {
 }
 
 fn assert_too_new(err: &CatalogError) {
-    assert!(matches!(err, CatalogError::TooNew { found: 1000, known: 1, .. }), "{err:?}");
+    assert!(matches!(err, CatalogError::TooNew { found: 1000, known: 2, .. }), "{err:?}");
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn a_newer_version_is_refused_at_once_and_under_way() {
     assert_too_new(&refusal(&directory));
     assert_too_new(&block_on(hand.0.begin(&creation(&sandbox(2)))).unwrap_err());
     assert_too_new(&block_on(hand.0.usage()).unwrap_err());
-    directory.tamper("PRAGMA user_version = 1");
+    directory.tamper("PRAGMA user_version = 2");
     block_on(hand.add(&sandbox(2)));
 }
 
@@ -140,8 +140,11 @@ fn nothing_is_left_of_a_handle_that_was_dropped() {
     block_on(hand.add(&sandbox(1)));
     block_on(hand.0.snapshots(&SnapshotQuery::default())).unwrap();
     drop(hand);
-    let left: Vec<_> = fs::read_dir(directory.0.path()).unwrap().flatten().collect();
-    assert_eq!(left.len(), 2, "the file and the directory of owners: {left:?}");
+    let left = fs::read_dir(directory.0.path()).unwrap().flatten();
+    let mut left: Vec<_> = left.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    left.sort_unstable();
+    // The log is not written back each time that somebody leaves: that would cost three syncs.
+    assert_eq!(left, ["catalog.db", "catalog.db-shm", "catalog.db-wal", "catalog.db.owners"]);
     assert_eq!(fs::read_dir(directory.owners()).unwrap().count(), 0);
 }
 

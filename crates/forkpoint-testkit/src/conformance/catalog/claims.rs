@@ -1,7 +1,7 @@
 //! What an open operation keeps from others, and what it needs to begin.
 
 use forkpoint_core::catalog::{
-    CatalogError, Change, OpenOperation, Operation, OwnerState, Resource, SandboxRecord,
+    CatalogError, Change, OpenOperation, Operation, OwnerState, Power, Resource, SandboxRecord,
     SnapshotRecord,
 };
 
@@ -85,6 +85,26 @@ pub async fn rollbacks_share_a_snapshot_but_not_a_sandbox(fixture: &dyn CatalogO
     hand.begin(&rolling_back(2, 1)).await;
 }
 
+pub async fn a_switch_has_its_sandbox_alone_and_changes_nothing(fixture: &dyn CatalogOpener) {
+    let (hand, other) = (Hand::open(fixture), Hand::open(fixture));
+    hand.add(&sandbox(1)).await;
+    hand.take(&snapshot(1, 1)).await;
+    let before = (hand.0.sandbox(sandbox_id(1)).await.unwrap(), hand.0.usage().await.unwrap());
+    for to in [Power::Stop, Power::Start, Power::Pause, Power::Resume] {
+        let operation = switching(1, to);
+        let claim = hand.begin(&operation).await;
+        let same = Resource::Sandbox(sandbox_id(1));
+        for wanted in [switching(1, Power::Stop), snapshotting(&snapshot(2, 1)), destruction(1)] {
+            assert_busy(&other, &wanted, same.clone(), &operation).await;
+        }
+        assert_eq!(other.0.unfinished().await.unwrap()[0].operation, operation);
+        let chores = hand.0.commit(&claim, &Change::Switched).await.unwrap();
+        assert!(chores.is_empty());
+    }
+    let after = (other.0.sandbox(sandbox_id(1)).await.unwrap(), other.0.usage().await.unwrap());
+    assert_eq!(after, before);
+}
+
 pub async fn a_name_is_claimed_from_the_beginning(fixture: &dyn CatalogOpener) {
     let (hand, other) = (Hand::open(fixture), Hand::open(fixture));
     let first = creation(&named_sandbox(1, "web"));
@@ -113,7 +133,12 @@ pub async fn a_name_is_claimed_from_the_beginning(fixture: &dyn CatalogOpener) {
 pub async fn what_is_missing_cannot_be_worked_on(fixture: &dyn CatalogOpener) {
     let hand = Hand::open(fixture);
     let (gone, lost) = (sandbox_id(9).to_string(), snapshot_id(9).to_string());
-    for operation in [snapshotting(&snapshot(1, 9)), destruction(9), rolling_back(9, 9)] {
+    for operation in [
+        snapshotting(&snapshot(1, 9)),
+        destruction(9),
+        switching(9, Power::Stop),
+        rolling_back(9, 9),
+    ] {
         match hand.refusal(&operation).await {
             CatalogError::SandboxMissing { reference } => assert_eq!(reference, gone),
             other => panic!("expected a missing sandbox, got {other:?}"),

@@ -9,7 +9,7 @@ use forkpoint_core::{
     Timestamp,
     catalog::{
         Catalog, CatalogError, CatalogResult, Change, Chore, ChoreTask, Claim, NewSandbox,
-        Operation, OperationKind, SandboxRecord, SnapshotRecord,
+        Operation, OperationKind, Power, SandboxRecord, SnapshotRecord,
     },
     driver::{Artifact, Piece, PieceName, SnapshotKind},
     id::{OperationId, SandboxId, SnapshotId},
@@ -117,6 +117,7 @@ fn artifact(snapshot: SnapshotId, pieces: &[(&str, Option<&str>)]) -> Artifact {
         own_bytes: 10,
         total_bytes: 100,
         file_count: 1,
+        counted: true,
         durable: false,
     }
 }
@@ -149,6 +150,10 @@ pub fn forking(from: u64, children: &[SandboxRecord]) -> Operation {
 pub fn rolling_back(sandbox: u64, to: u64) -> Operation {
     let (sandbox, to) = (sandbox_id(sandbox), snapshot_id(to));
     operation(DRIVER, OperationKind::Rollback { sandbox, to })
+}
+
+pub fn switching(sandbox: u64, to: Power) -> Operation {
+    operation(DRIVER, OperationKind::Switch { sandbox: sandbox_id(sandbox), to })
 }
 
 pub fn destruction(sandbox: u64) -> Operation {

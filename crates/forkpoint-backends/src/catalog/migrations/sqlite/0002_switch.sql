@@ -1,0 +1,2 @@
+-- No table changes. The body of an operation may now be a `switch`, which a reader of format 1 would take
+-- for damage: the version alone keeps it away.

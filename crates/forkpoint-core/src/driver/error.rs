@@ -1,0 +1,89 @@
+//! What can go wrong with a driver.
+
+use std::{io, path::PathBuf};
+
+use super::SandboxState;
+use crate::{
+    error::BoxError,
+    id::{SandboxId, SnapshotId},
+    path::SandboxPath,
+};
+
+pub type DriverResult<T> = Result<T, DriverError>;
+
+#[derive(Debug, thiserror::Error)]
+pub enum DriverError {
+    #[error("driver `{driver}` knows no sandbox `{id}`")]
+    SandboxMissing { driver: &'static str, id: SandboxId },
+
+    #[error("driver `{driver}` finds no `{name}`")]
+    NativeMissing { driver: &'static str, name: String },
+
+    #[error("driver `{driver}` already has a sandbox `{id}`")]
+    SandboxExists { driver: &'static str, id: SandboxId },
+
+    #[error("there is no `{path}` in sandbox `{id}`")]
+    PathMissing { id: SandboxId, path: SandboxPath },
+
+    #[error("sandbox `{id}` is {state}")]
+    NotRunning { id: SandboxId, state: SandboxState },
+
+    #[error("there is no command `{command}` in the sandbox")]
+    CommandMissing { command: String },
+
+    /// It is there, and the kernel will not have it: no right to, no program, a directory.
+    #[error("`{command}` cannot be executed")]
+    CommandRefused {
+        command: String,
+        #[source]
+        source: io::Error,
+    },
+
+    #[error("driver `{driver}` cannot take this: {reason}")]
+    Invalid { driver: &'static str, reason: String },
+
+    #[error("`{what}` was not made by us, and stays")]
+    Foreign { what: String },
+
+    #[error("driver `{driver}` cannot {operation}")]
+    Unsupported { driver: &'static str, operation: &'static str },
+
+    #[error("this machine cannot limit {what}: {reason}")]
+    LimitUnavailable { what: &'static str, reason: String },
+
+    #[error("driver `{driver}` is unreachable")]
+    Unreachable {
+        driver: &'static str,
+        #[source]
+        source: BoxError,
+    },
+
+    #[error("driver `{driver}` failed to {operation}")]
+    Failed {
+        driver: &'static str,
+        operation: &'static str,
+        #[source]
+        source: BoxError,
+    },
+
+    #[error("failed to {operation} `{path}`")]
+    Io {
+        operation: &'static str,
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+
+    #[error("the artifact of snapshot `{snapshot}` is damaged: {reason}")]
+    Damaged { snapshot: SnapshotId, reason: String },
+}
+
+impl DriverError {
+    pub(crate) fn into_source(self) -> Option<BoxError> {
+        match self {
+            Self::Unreachable { source, .. } | Self::Failed { source, .. } => Some(source),
+            Self::Io { source, .. } | Self::CommandRefused { source, .. } => Some(source.into()),
+            _ => None,
+        }
+    }
+}
