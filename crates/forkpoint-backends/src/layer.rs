@@ -12,8 +12,10 @@
 mod attributes;
 mod capture;
 mod copy;
+mod crew;
 mod cursor;
 mod error;
+mod fill;
 mod flatten;
 mod manifest;
 mod marks;
@@ -21,6 +23,7 @@ mod measure;
 mod name;
 mod plan;
 mod record;
+mod replace;
 mod stage;
 mod store;
 mod trash;
@@ -35,9 +38,20 @@ pub use manifest::Manifest;
 pub use marks::Marks;
 pub use name::LayerName;
 pub use record::{LayerRecord, LayerSize};
-pub use stage::Stage;
+pub(crate) use replace::replace;
+pub use stage::{PromisedLayer, Stage};
 pub use store::{LayerStore, SweepStats};
 pub use trash::{Leftover, ReapStats};
+
+/// A file name that nobody else comes up with.
+pub(crate) fn unique_name(what: &str) -> String {
+    store::unique(what).to_string_lossy().into_owned()
+}
+
+/// Counts what lies below a directory, as a layer of it would.
+pub fn measure_tree(path: &Path) -> LayerResult<LayerSize> {
+    measure::measure(cursor::DirCursor::new(path.to_owned(), store::open_path(path)?, cursor::KEEP))
+}
 
 /// A layer that was complete when it was looked at.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -25,6 +25,9 @@ use super::{
 /// The kernel's own limit for a list and for a value.
 const XATTR_MAX: usize = 64 * 1024;
 
+/// Enough for nearly all. The kernel allocates as much as it is offered, at each call.
+const XATTR_USUAL: usize = 512;
+
 /// Labels that the machine's own policy gives: what cannot be copied was not the sandbox's.
 const OF_THE_MACHINE: [&[u8]; 3] = [b"security.selinux", b"security.ima", b"security.evm"];
 
@@ -132,16 +135,26 @@ fn set_mode(to: Place, stat: &Stat) -> rustix::io::Result<()> {
 }
 
 fn list(place: Place, buffer: &mut [u8]) -> rustix::io::Result<usize> {
-    match place {
+    offer(buffer, |buffer| match place {
         Place::Open(fd) => flistxattr(fd, buffer),
         Place::Named(dir, name) => llistxattr(by_proc(dir, name), buffer),
-    }
+    })
 }
 
 fn read(place: Place, attribute: &CStr, buffer: &mut [u8]) -> rustix::io::Result<usize> {
-    match place {
+    offer(buffer, |buffer| match place {
         Place::Open(fd) => fgetxattr(fd, attribute, buffer),
         Place::Named(dir, name) => lgetxattr(by_proc(dir, name), attribute, buffer),
+    })
+}
+
+fn offer(
+    buffer: &mut [u8],
+    call: impl Fn(&mut [u8]) -> rustix::io::Result<usize>,
+) -> rustix::io::Result<usize> {
+    match call(&mut buffer[..XATTR_USUAL]) {
+        Err(Errno::RANGE) => call(buffer),
+        result => result,
     }
 }
 

@@ -7,24 +7,29 @@ use std::{
     ffi::CString,
     os::{fd::AsFd as _, unix::ffi::OsStrExt as _},
     path::{Component, Path, PathBuf},
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use rustix::{
-    fs::{Mode, fstat, mkdirat},
+    fs::{Mode, mkdirat},
     time::{ClockId, clock_gettime},
 };
 
 use super::{
     LayerResult, Manifest,
-    attributes::{Place, set_times},
     copy::Copier,
+    crew::{Crew, with_crew},
     cursor::{DirCursor, KEEP},
     error::{At as _, During as _, Fault},
+    fill::{Hand, Pair},
     marks::put_whiteout,
-    plan::{DirectoryPlan, Plan},
+    plan::Plan,
     stage::Stage,
     store::open_path,
-    tree::{Directory, Print, Tree},
+    tree::{Entry, Tree},
 };
 
 /// What to capture.
@@ -55,12 +60,16 @@ impl Stage {
         let mut tree = Tree::scan(&mut from, self.marks())?;
         let plan = Plan::new(spec.since.map(Manifest::tree), &tree);
         let (to, links) = self.openings()?;
-        let copier = Copier::new(self.marks(), links.as_fd()).at(|| self.path())?;
+        let hire = || {
+            let copier = Copier::new(self.marks(), links.as_fd()).at(|| self.path())?;
+            Ok(Hand { tree: &tree, plan: &plan, copier })
+        };
         let from = DirCursor::new(spec.upper.to_owned(), source, KEEP);
-        let mut writer = Writer { tree: &tree, plan: &plan, from, to, copier };
-        writer.write()?;
-        let size = writer.copier.size;
-        self.add(size);
+        let mut walker = Walker { hand: hire()?, from, to };
+        let by_crew = with_crew(plan.taken_count(), hire, |crew| walker.walk(crew))?;
+        let by_walker = walker.hand.copier.size;
+        self.add(by_crew);
+        self.add(by_walker);
         tree.mark_racy(clock_gettime(ClockId::RealtimeCoarse));
         mark_mapped(&mut tree, spec.mapped);
         Ok(Manifest::from(tree))
@@ -83,44 +92,46 @@ fn name_of(component: Component) -> Option<CString> {
     }
 }
 
-struct Writer<'a> {
-    tree: &'a Tree,
-    plan: &'a Plan,
+/// Makes the directories, and leaves the files to a crew if there is one.
+struct Walker<'a> {
+    hand: Hand<'a>,
     from: DirCursor,
     to: DirCursor,
-    copier: Copier<'a>,
 }
 
-impl<'a> Writer<'a> {
-    fn write(&mut self) -> LayerResult<()> {
-        self.fill(0)?;
-        let mut way = vec![(0, 0)];
-        while let Some((directory, next)) = way.last_mut() {
-            let index = *directory;
-            let Some((position, child)) = self.next_child(index, *next) else {
-                self.finish(index).at(|| self.from.path())?;
-                self.leave().at(|| self.from.path())?;
-                way.pop();
-                continue;
-            };
-            *next = position + 1;
-            let entry = &self.tree.directories[index].entries[position];
-            self.enter(&entry.name).at(|| self.from.path_of(&entry.name))?;
-            self.fill(child)?;
-            way.push((child, 0));
+/// A directory in which the walk is, or to which it comes back.
+struct Stay {
+    index: usize,
+    /// The entry at which to look for the next directory.
+    next: usize,
+    /// Whatever the crew still copies there.
+    pair: Weak<Pair>,
+}
+
+impl<'a> Walker<'a> {
+    fn walk(&mut self, crew: Crew<'a, '_>) -> LayerResult<()> {
+        let mut way = vec![self.fill(0, &crew)?];
+        while let Some(stay) = way.last_mut()
+            && !crew.has_failed()
+        {
+            if let Some((position, child)) = self.next_child(stay) {
+                stay.next = position + 1;
+                let entry = &self.hand.tree.directories[stay.index].entries[position];
+                self.enter(&entry.name).at(|| self.from.path_of(&entry.name))?;
+                way.push(self.fill(child, &crew)?);
+            } else if let Some(stay) = way.pop() {
+                self.leave(&stay)?;
+            }
         }
         Ok(())
     }
 
-    fn at(&self, index: usize) -> (&'a Directory, &'a DirectoryPlan) {
-        (&self.tree.directories[index], &self.plan.directories[index])
-    }
-
-    fn next_child(&self, index: usize, from: usize) -> Option<(usize, usize)> {
-        let entries = self.tree.directories[index].entries.iter().enumerate().skip(from);
+    fn next_child(&self, stay: &Stay) -> Option<(usize, usize)> {
+        let (directory, _) = self.hand.at(stay.index);
+        let entries = directory.entries.iter().enumerate().skip(stay.next);
         entries
             .filter_map(|(position, entry)| Some((position, entry.child? as usize)))
-            .find(|(_, child)| self.plan.directories[*child].needed)
+            .find(|(_, child)| self.hand.plan.directories[*child].needed)
     }
 
     fn enter(&mut self, name: &CString) -> Result<(), Fault> {
@@ -129,42 +140,57 @@ impl<'a> Writer<'a> {
         self.to.enter(name)
     }
 
-    fn leave(&mut self) -> Result<(), Fault> {
+    fn leave(&mut self, stay: &Stay) -> LayerResult<()> {
+        let pair = stay.pair.upgrade();
+        if let Some(pair) = pair {
+            pair.left.store(true, Ordering::Relaxed);
+            self.go_up().at(|| self.from.path())?;
+            self.hand.release(pair)
+        } else {
+            let finished = self.hand.finish(stay.index, self.from.fd(), self.to.fd());
+            finished.at(|| self.from.path())?;
+            self.go_up().at(|| self.from.path())
+        }
+    }
+
+    fn go_up(&mut self) -> Result<(), Fault> {
         self.from.leave()?;
         self.to.leave().map(drop)
     }
 
     /// Everything in a directory but the directories in it.
-    fn fill(&mut self, index: usize) -> LayerResult<()> {
-        let (directory, plan) = self.at(index);
+    fn fill(&mut self, index: usize, crew: &Crew<'a, '_>) -> LayerResult<Stay> {
+        let (directory, plan) = self.hand.at(index);
         for name in &plan.gone {
             put_whiteout(self.to.fd(), name).at(|| self.to.path_of(name))?;
         }
         let taken = directory.entries.iter().zip(&plan.taken).filter(|(_, taken)| **taken);
-        for (entry, _) in taken {
-            let same = |stat: &_| Print::of(stat) == entry.print || entry.print.is_whiteout();
-            self.copier
-                .copy(self.from.fd(), self.to.fd(), &entry.name, same)
-                .at(|| self.from.path_of(&entry.name))?;
+        let (given, own) = taken.map(|(entry, _)| entry).partition(|entry| crew.takes(entry));
+        let pair = self.give(index, given, crew).at(|| self.from.path())?;
+        for entry in own {
+            let copied = self.hand.copy(self.from.fd(), self.to.fd(), entry);
+            copied.at(|| self.from.path_of(&entry.name))?;
         }
-        Ok(())
+        Ok(Stay { index, next: 0, pair })
     }
 
-    /// Last, since what is written into a directory changes its times, and its mode may forbid it.
-    fn finish(&mut self, index: usize) -> Result<(), Fault> {
-        let (directory, plan) = self.at(index);
-        let stat = fstat(self.from.fd()).during("inspect")?;
-        let to = Place::Open(self.to.fd());
-        let attributes = &mut self.copier.attributes;
-        attributes.copy(Place::Open(self.from.fd()), &stat, to)?;
-        if plan.opaque {
-            attributes.marks.set_opaque(self.to.fd())?;
+    fn give(
+        &self,
+        index: usize,
+        entries: Vec<&'a Entry>,
+        crew: &Crew<'a, '_>,
+    ) -> Result<Weak<Pair>, Fault> {
+        if entries.is_empty() {
+            return Ok(Weak::new());
         }
-        let entries = directory.entries.iter().zip(&plan.taken);
-        let whiteouts = entries.filter(|(entry, taken)| **taken && entry.print.is_whiteout());
-        if !plan.gone.is_empty() || whiteouts.count() > 0 {
-            attributes.marks.set_whiteouts(self.to.fd())?;
-        }
-        set_times(to, &stat)
+        let pair = Arc::new(Pair {
+            index,
+            from: self.from.fd().try_clone_to_owned().during("open")?,
+            to: self.to.fd().try_clone_to_owned().during("open")?,
+            path: self.from.path(),
+            left: AtomicBool::new(false),
+        });
+        crew.give(&pair, entries);
+        Ok(Arc::downgrade(&pair))
     }
 }

@@ -46,6 +46,9 @@ pub(super) struct Copier<'a> {
     kept: u64,
     counted: HashSet<FileId>,
     clones: bool,
+    /// Reads without a trace in the time of the last access, which only owners may. The trace would
+    /// be one more write per file.
+    quiet: bool,
     buffer: Vec<u8>,
     pub(super) size: LayerSize,
 }
@@ -61,6 +64,7 @@ impl<'a> Copier<'a> {
             kept: 0,
             counted: HashSet::new(),
             clones: true,
+            quiet: true,
             buffer: vec![0; BUFFER],
             size: LayerSize::default(),
         })
@@ -129,9 +133,7 @@ impl<'a> Copier<'a> {
         name: &CStr,
         stat: &Stat,
     ) -> Result<(), Fault> {
-        // Somebody may put a fifo here after we looked: do not wait for its writer.
-        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let source = File::from(openat(from, name, flags, Mode::empty()).during("read")?);
+        let source = File::from(self.open(from, name).during("read")?);
         let opened = fstat(&source).during("inspect")?;
         if file_id(&opened) != file_id(stat) || opened.st_size != stat.st_size {
             return Err(Fault::Changed);
@@ -141,6 +143,18 @@ impl<'a> Copier<'a> {
         let place = Place::Open(target.as_fd());
         self.attributes.copy(Place::Open(source.as_fd()), stat, place)?;
         set_times(place, stat)
+    }
+
+    fn open(&mut self, directory: BorrowedFd, name: &CStr) -> rustix::io::Result<OwnedFd> {
+        // Somebody may put a fifo here after we looked: do not wait for its writer.
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        if self.quiet {
+            match openat(directory, name, flags | OFlags::NOATIME, Mode::empty()) {
+                Err(Errno::PERM) => self.quiet = false,
+                result => return result,
+            }
+        }
+        openat(directory, name, flags, Mode::empty())
     }
 
     fn copy_content(&mut self, source: &File, target: &File, stat: &Stat) -> io::Result<()> {

@@ -8,6 +8,7 @@ use std::{ffi::CString, fs, io, path::Path};
 use super::{
     LayerError, LayerResult,
     error::{At as _, During as _},
+    replace,
     tree::{Directory, Entry, Print, Tree},
 };
 
@@ -61,9 +62,8 @@ impl Manifest {
 
     /// Replaces the file at once, so that a reader finds the old or the new one.
     pub fn save(&self, path: &Path) -> LayerResult<()> {
-        let new = path.with_extension("new");
-        let written = fs::write(&new, self.encode()).and_then(|()| fs::rename(&new, path));
-        written.during("write").at(|| path.to_owned())
+        let spare = path.with_extension("new");
+        replace(path, &spare, &self.encode()).during("write").at(|| path.to_owned())
     }
 
     /// `None` when there is no such file.

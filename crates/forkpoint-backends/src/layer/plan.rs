@@ -38,6 +38,11 @@ impl Plan {
         plan
     }
 
+    /// How many files are copied.
+    pub(super) fn taken_count(&self) -> usize {
+        self.directories.iter().flat_map(|plan| &plan.taken).filter(|taken| **taken).count()
+    }
+
     fn compare(&mut self, index: usize, before: Option<&Tree>, now: &Tree) {
         let directory = &now.directories[index];
         let old = self.directories[index].before.zip(before);

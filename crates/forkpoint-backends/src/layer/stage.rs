@@ -145,28 +145,20 @@ impl Stage {
     /// Makes a layer of a directory that is there already, by moving it. The move is the one moment
     /// at which it becomes visible: before it, the directory is where it was.
     pub(super) fn commit_upper(self, upper: &std::path::Path, sync: bool) -> LayerResult<Layer> {
-        let path = || upper.to_owned();
-        let directories = Arc::clone(&self.shared.directories);
-        let record = self.record(None, sync);
         if sync {
-            syncfs(&self.directory).during("write to disk").at(path)?;
+            syncfs(&self.directory).during("write to disk").at(|| upper.to_owned())?;
         }
-        let layer = self.promise(&record)?;
-        match renameat(rustix::fs::CWD, upper, &layer, TREE) {
-            Ok(()) => {}
-            Err(err) => {
-                self.shared.throw_away(&directories.layers, &to_c(&record.name));
-                return Err(match err {
-                    Errno::XDEV => LayerError::OtherFileSystem { path: path() },
-                    err => Fault::Io { operation: "commit", source: err.into() }.at(path()),
-                });
-            }
-        }
-        if sync {
-            let synced = fsync(&layer).and_then(|()| fsync(&directories.layers));
-            synced.during("write to disk").at(path)?;
-        }
-        Ok(Layer::new(&directories, record))
+        self.promised(None, sync)?.keep(upper)
+    }
+
+    pub(super) fn promised(
+        self,
+        size: Option<LayerSize>,
+        synced: bool,
+    ) -> LayerResult<PromisedLayer> {
+        let record = self.record(size, synced);
+        let directory = self.promise(&record)?;
+        Ok(PromisedLayer { stage: self, record, directory, kept: false })
     }
 
     /// A layer with everything but its tree, which nobody sees as a layer. The stage remembers it,
@@ -206,6 +198,43 @@ impl Stage {
             unlinkat(&links, &name, AtFlags::empty()).during("clear")?;
         }
         unlinkat(&self.directory, LINKS, AtFlags::REMOVEDIR).during("clear")
+    }
+}
+
+/// A layer that lacks nothing but its tree. Dropping it takes it away.
+#[derive(Debug)]
+pub struct PromisedLayer {
+    stage: Stage,
+    record: LayerRecord,
+    directory: OwnedFd,
+    kept: bool,
+}
+
+impl PromisedLayer {
+    /// Moves an upper directory into the layer: one system call, which needs no room on the disk.
+    /// `upper` stays where it is unless this succeeds.
+    pub fn keep(mut self, upper: &std::path::Path) -> LayerResult<Layer> {
+        let path = || upper.to_owned();
+        match renameat(rustix::fs::CWD, upper, &self.directory, TREE) {
+            Ok(()) => self.kept = true,
+            Err(Errno::XDEV) => return Err(LayerError::OtherFileSystem { path: path() }),
+            Err(err) => return Err(err).during("commit").at(path),
+        }
+        let directories = &self.stage.shared.directories;
+        if self.record.synced {
+            let synced = fsync(&self.directory).and_then(|()| fsync(&directories.layers));
+            synced.during("write to disk").at(path)?;
+        }
+        Ok(Layer::new(directories, self.record.clone()))
+    }
+}
+
+impl Drop for PromisedLayer {
+    fn drop(&mut self) {
+        if !self.kept {
+            let shared = &self.stage.shared;
+            shared.throw_away(&shared.directories.layers, &to_c(&self.record.name));
+        }
     }
 }
 

@@ -26,7 +26,7 @@ use super::{
     cursor::{DirCursor, KEEP, names, open_directory},
     error::{At as _, During as _, Fault},
     measure, record,
-    stage::{Stage, TREE, to_c},
+    stage::{PromisedLayer, Stage, TREE, to_c},
     trash::{self, Reaper, lock_if_dead},
 };
 
@@ -97,6 +97,31 @@ impl LayerStore {
         // Follows no link, and tells what is wrong with `upper` before anything is made.
         drop(open_path(upper)?);
         self.stage(name, over)?.commit_upper(upper, sync)
+    }
+
+    /// Does everything of [`LayerStore::commit_upper`] that can fail for want of room. An `upper`
+    /// with up to `counted_max` entries is counted.
+    pub fn promise_upper(
+        &self,
+        name: LayerName,
+        over: Option<LayerName>,
+        upper: &Path,
+        counted_max: usize,
+    ) -> LayerResult<PromisedLayer> {
+        let size = measure::measure_small(open_path(upper)?, counted_max);
+        self.stage(name, over)?.promised(size, false)
+    }
+
+    /// Throws away a directory of somebody else's on the store's file system: it is gone at once,
+    /// and its space is freed in the background. Succeeds when there is none.
+    pub fn throw_away(&self, directory: &Path) -> LayerResult<()> {
+        let directories = &self.0.directories;
+        match renameat(CWD, directory, &directories.trash, unique("gone")) {
+            Ok(()) => self.0.reaper.ring(directories),
+            Err(Errno::NOENT) => {}
+            Err(err) => return Err(err).during("remove").at(|| directory.to_owned()),
+        }
+        Ok(())
     }
 
     pub fn layer(&self, name: &LayerName) -> LayerResult<Layer> {

@@ -67,6 +67,8 @@ impl Reaper {
 }
 
 fn listen(heard: &mpsc::Receiver<()>, directories: &Directories, last: &Mutex<Vec<Leftover>>) {
+    // On Linux this concerns the thread alone. Others are waited for, and this is not.
+    let _ = rustix::process::nice(19);
     while heard.recv().is_ok() {
         while heard.try_recv().is_ok() {}
         if let Ok(stats) = empty(directories, FlockOperation::NonBlockingLockExclusive) {

@@ -11,12 +11,14 @@ use rustix::time::{ClockId, clock_gettime};
 use tempfile::TempDir;
 
 mod capture;
+mod crowd;
 mod flatten;
 mod full_disk;
 mod hostile;
 mod merge;
 mod mount;
 mod property;
+mod reflink;
 mod store;
 mod unprivileged;
 mod view;

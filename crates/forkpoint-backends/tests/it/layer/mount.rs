@@ -46,6 +46,10 @@ pub(crate) fn tmpfs(size: &str) -> Mounted {
     mount("tmpfs", |context| fsconfig_set_string(context, "size", size))
 }
 
+pub(crate) fn device(kind: &str, device: &str) -> Mounted {
+    mount(kind, |context| fsconfig_set_string(context, "source", device))
+}
+
 fn mount(kind: &str, configure: impl FnOnce(&OwnedFd) -> rustix::io::Result<()>) -> Mounted {
     let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC).unwrap();
     if let Err(err) = configure(&context).and_then(|()| fsconfig_create(&context)) {
