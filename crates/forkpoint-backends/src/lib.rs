@@ -4,5 +4,8 @@
 #![deny(unsafe_code)]
 
 pub mod catalog;
+pub mod driver;
+#[cfg(feature = "local")]
+pub mod environment;
 #[cfg(feature = "local")]
 pub mod layer;

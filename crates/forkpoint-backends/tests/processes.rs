@@ -1,5 +1,5 @@
-//! Real processes work on one SQLite catalog, and on one store of layers, and are killed with
-//! `SIGKILL` again and again.
+//! Real processes work on one SQLite catalog, on one store of layers, and on one sandbox, and are
+//! killed with `SIGKILL` again and again.
 //!
 //! The same program is parent and child: a child is told so by its environment. Children report on
 //! their standard output, and the parent kills one of them after every few reports, so that nothing
@@ -15,6 +15,8 @@ use libtest_mimic::{Arguments, Trial};
 mod child;
 #[path = "processes/layers.rs"]
 mod layers;
+#[path = "processes/local.rs"]
+mod local;
 #[path = "processes/parent.rs"]
 mod parent;
 
@@ -34,6 +36,10 @@ fn main() -> ExitCode {
         layers::work_for_ever(directory.as_ref());
         return ExitCode::SUCCESS;
     }
+    if let Ok(directory) = env::var(local::DIRECTORY) {
+        local::work_for_ever(directory.as_ref());
+        return ExitCode::SUCCESS;
+    }
     let catalog = Trial::test("killed_processes_leave_nothing_behind", || {
         parent::kill_again_and_again();
         Ok(())
@@ -42,5 +48,9 @@ fn main() -> ExitCode {
         layers::kill_again_and_again();
         Ok(())
     });
-    libtest_mimic::run(&Arguments::from_args(), vec![catalog, layers]).exit_code()
+    let local = Trial::test("killed_drivers_lose_no_file_and_no_snapshot", || {
+        local::kill_again_and_again();
+        Ok(())
+    });
+    libtest_mimic::run(&Arguments::from_args(), vec![catalog, layers, local]).exit_code()
 }

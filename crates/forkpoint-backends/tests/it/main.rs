@@ -4,4 +4,6 @@
 #![expect(clippy::unwrap_used, reason = "in a test, what cannot be unwrapped is a failure")]
 
 mod layer;
+mod local;
 mod sqlite;
+mod unprivileged;

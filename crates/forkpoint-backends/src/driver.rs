@@ -1,0 +1,4 @@
+//! Drivers: what runs sandboxes.
+
+#[cfg(feature = "local")]
+pub mod local;

@@ -1,0 +1,297 @@
+//! The embedded runtime: sandboxes from the kernel's own parts, no daemon, nothing to install.
+//!
+//! ```text
+//!   driver ──order──► spawner ──copy──► launcher ──clone──► init (process 1 of the sandbox)
+//!     └───────────── socket in the sandbox's directory ─────────┘
+//! ```
+//!
+//! `host.rs` makes and ends sandboxes, `seal.rs` fixes what they changed, `sandbox.rs` works in them;
+//! `spawner.rs`, `launch.rs` and `init.rs` run in processes of their own. What is known of a sandbox
+//! is in its directory (`record.rs`), so that every process of ours finds it.
+
+use std::{path::PathBuf, sync::Arc};
+
+use async_trait::async_trait;
+use forkpoint_core::{
+    driver::{
+        Adopted, Artifact, Capabilities, Driver, DriverError, DriverResult, Finding, PieceName,
+        Sandbox, SandboxStatus, SandboxUsage, Severity, SnapshotKind,
+    },
+    id::{SandboxId, SnapshotId},
+    part::Part,
+    spec::SandboxSpec,
+};
+use serde::Serialize;
+
+mod caps;
+mod capture;
+mod cgroup;
+mod client;
+mod connection;
+mod end;
+mod examine;
+mod host;
+mod init;
+mod launch;
+mod mount;
+mod pause;
+mod prepare;
+mod process;
+mod record;
+mod root;
+mod sandbox;
+mod seal;
+mod seccomp;
+mod spawner;
+mod spool;
+mod sys;
+mod template;
+mod wire;
+
+use host::{Host, failed, layer_error};
+use sandbox::LocalSandbox;
+
+use crate::layer::LayerError;
+
+const DRIVER: &str = "local";
+
+/// Where the sandboxes are kept, and which program becomes their init.
+#[derive(Clone, Debug)]
+pub struct LocalConfig {
+    /// Made if need be.
+    pub root: PathBuf,
+    /// A program whose `main` begins with [`run_if_asked`]. This process's own program if there is
+    /// none.
+    pub helper: Option<PathBuf>,
+    /// As root, whether the users of a sandbox are nobody outside. Turn it off only where the kernel
+    /// or the file system cannot do it.
+    pub map_users: bool,
+}
+
+impl LocalConfig {
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into(), helper: None, map_users: true }
+    }
+}
+
+/// What this machine can do for the driver, one thing each.
+#[derive(Clone, Debug, Serialize)]
+pub struct Check {
+    pub name: &'static str,
+    pub verdict: Verdict,
+    pub detail: String,
+    /// What to do about a `No` or `Limited`.
+    pub way_out: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    Yes,
+    /// Works, with less.
+    Limited,
+    No,
+}
+
+/// The first line of `main` in a program that uses the driver: the driver starts the program again
+/// under another name, to launch sandboxes from. Returns at once if that is not what it was started
+/// for.
+pub fn run_if_asked() {
+    if spawner::is_asked() {
+        spawner::serve();
+    }
+}
+
+/// Looks at the machine. The driver works when no check says `No`.
+///
+/// Blocks for some milliseconds.
+#[must_use]
+pub fn examine(config: &LocalConfig) -> Vec<Check> {
+    examine::examine(config)
+}
+
+#[derive(Clone, Debug)]
+pub struct LocalDriver {
+    host: Arc<Host>,
+}
+
+impl LocalDriver {
+    /// Opens the sandboxes below the configured root. Several processes may do so at once.
+    ///
+    /// Its methods must be called on a tokio runtime.
+    pub fn open(config: LocalConfig) -> DriverResult<Self> {
+        Ok(Self { host: Host::open(config)? })
+    }
+
+    /// Starts what sandboxes are launched from, in the background. For a program that is about to
+    /// launch one and has something else to do before.
+    pub fn warm_up(&self) {
+        self.host.warm_up();
+    }
+
+    fn handle(&self, id: SandboxId) -> Arc<dyn Sandbox> {
+        Arc::new(LocalSandbox::new(Arc::clone(&self.host), id))
+    }
+
+    /// Runs what blocks on a thread that may.
+    async fn on_host<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Host) -> DriverResult<T> + Send + 'static,
+    ) -> DriverResult<T> {
+        let host = Arc::clone(&self.host);
+        blocking(move || work(&host)).await
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> DriverResult<T> + Send + 'static,
+) -> DriverResult<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(result) => result,
+        Err(err) => Err(failed("finish its work")(err)),
+    }
+}
+
+fn unsupported<T>(operation: &'static str) -> DriverResult<T> {
+    Err(DriverError::Unsupported { driver: DRIVER, operation })
+}
+
+#[async_trait]
+impl Driver for LocalDriver {
+    fn name(&self) -> &'static str {
+        DRIVER
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            kinds: vec![SnapshotKind::Files],
+            rollback: true,
+            adopt: false,
+            stop: true,
+            pause: true,
+            exports: Vec::new(),
+            imports: Vec::new(),
+        }
+    }
+
+    async fn create(&self, id: SandboxId, spec: &SandboxSpec) -> DriverResult<Arc<dyn Sandbox>> {
+        let spec = spec.clone();
+        self.on_host(move |host| host.create(id, &spec, None)).await?;
+        Ok(self.handle(id))
+    }
+
+    async fn restore(
+        &self,
+        id: SandboxId,
+        spec: &SandboxSpec,
+        from: &Artifact,
+    ) -> DriverResult<Arc<dyn Sandbox>> {
+        let (spec, from) = (spec.clone(), from.clone());
+        self.on_host(move |host| host.create(id, &spec, Some(&from))).await?;
+        Ok(self.handle(id))
+    }
+
+    async fn rollback(
+        &self,
+        id: SandboxId,
+        spec: &SandboxSpec,
+        to: &Artifact,
+    ) -> DriverResult<Arc<dyn Sandbox>> {
+        let (spec, to) = (spec.clone(), to.clone());
+        let (record, lock) = self.on_host(move |host| host.rollback(id, &spec, &to)).await?;
+        let host = Arc::clone(&self.host);
+        // Nobody waits for it; if it fails or we die, the next one who looks does it.
+        std::thread::spawn(move || {
+            let _ = host.finish(record);
+            drop(lock);
+        });
+        Ok(self.handle(id))
+    }
+
+    async fn adopt(&self, _native_name: &str) -> DriverResult<Adopted> {
+        unsupported("adopt what it did not make")
+    }
+
+    async fn attach(&self, id: SandboxId) -> DriverResult<Arc<dyn Sandbox>> {
+        self.host.record(id)?;
+        Ok(self.handle(id))
+    }
+
+    async fn status(&self, id: SandboxId) -> DriverResult<Option<SandboxStatus>> {
+        self.host.status(id)
+    }
+
+    async fn list(&self) -> DriverResult<Vec<SandboxId>> {
+        self.host.list()
+    }
+
+    async fn usage(&self, id: SandboxId) -> DriverResult<SandboxUsage> {
+        self.on_host(move |host| host.usage(id)).await
+    }
+
+    async fn validate(&self, id: SandboxId, kind: SnapshotKind) -> DriverResult<Vec<Finding>> {
+        self.host.record(id)?;
+        let (severity, message) = match kind {
+            SnapshotKind::Files => (Severity::LeftOut, "processes, memory and `/dev/shm`"),
+            SnapshotKind::Full => (Severity::Blocks, "processes and memory cannot be kept yet"),
+        };
+        Ok(vec![Finding { severity, message: message.to_owned() }])
+    }
+
+    async fn destroy(&self, id: SandboxId) -> DriverResult<()> {
+        self.on_host(move |host| host.destroy(id)).await
+    }
+
+    async fn stop(&self, id: SandboxId) -> DriverResult<()> {
+        self.on_host(move |host| host.stop(id)).await
+    }
+
+    async fn start(&self, id: SandboxId, spec: &SandboxSpec) -> DriverResult<()> {
+        let spec = spec.clone();
+        self.on_host(move |host| host.start(id, &spec)).await
+    }
+
+    async fn pause(&self, id: SandboxId) -> DriverResult<()> {
+        self.on_host(move |host| host.pause(id)).await
+    }
+
+    async fn resume(&self, id: SandboxId) -> DriverResult<()> {
+        self.on_host(move |host| host.resume(id)).await
+    }
+
+    async fn settle(&self, id: SandboxId) -> DriverResult<()> {
+        self.on_host(move |host| host.settle(id)).await
+    }
+
+    async fn unseal(&self, snapshot: SnapshotId) -> DriverResult<()> {
+        self.on_host(move |host| host.unseal(snapshot)).await
+    }
+
+    async fn discard(&self, piece: &PieceName) -> DriverResult<()> {
+        let name = piece.0.clone();
+        self.on_host(move |host| {
+            match host.store.discard(&name) {
+                Err(LayerError::Foreign { name }) => {
+                    return Err(DriverError::Foreign { what: name });
+                }
+                result => result.map_err(layer_error("discard a layer"))?,
+            }
+            host.sweep_later();
+            Ok(())
+        })
+        .await
+    }
+
+    async fn sync(&self, artifact: &Artifact) -> DriverResult<Artifact> {
+        let artifact = artifact.clone();
+        self.on_host(move |host| host.sync(&artifact)).await
+    }
+
+    async fn export(&self, _artifact: &Artifact) -> DriverResult<Vec<Part>> {
+        unsupported("export snapshots yet")
+    }
+
+    async fn import(&self, _snapshot: SnapshotId, _parts: Vec<Part>) -> DriverResult<Artifact> {
+        unsupported("import snapshots yet")
+    }
+}

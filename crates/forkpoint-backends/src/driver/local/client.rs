@@ -1,0 +1,123 @@
+//! The driver's side of the spawner.
+
+use std::{
+    io,
+    os::{
+        fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
+        unix::process::CommandExt as _,
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use rustix::fs::CWD;
+
+use super::{
+    mount::clone_tree,
+    spawner::{NAME, Order, Outcome},
+    sys,
+    wire::{self, Failure},
+};
+
+/// Starts a spawner when one is needed, and another one if it was killed.
+#[derive(Debug)]
+pub(super) struct Client {
+    helper: PathBuf,
+    running: Mutex<Option<Arc<Spawner>>>,
+}
+
+#[derive(Debug)]
+struct Spawner {
+    socket: OwnedFd,
+    /// Reaped by whoever reaps us: it ends after us, when it has cleaned up.
+    child: Mutex<Child>,
+}
+
+impl Client {
+    pub(super) fn new(helper: Option<PathBuf>) -> Self {
+        // The link leads to our own program even when its file was replaced meanwhile.
+        let helper = helper.unwrap_or_else(|| "/proc/self/exe".into());
+        Self { helper, running: Mutex::default() }
+    }
+
+    /// Waits for the answer.
+    pub(super) fn order(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<Outcome, Failure> {
+        let failed = |err: io::Error| Failure::new("ask the launcher", &err);
+        let (ours, theirs) = wire::pair().map_err(failed)?;
+        let mut all = vec![theirs.as_fd()];
+        all.extend_from_slice(fds);
+        self.send(order, &all).map_err(failed)?;
+        drop(theirs);
+        match wire::receive(&ours).map_err(failed)? {
+            Some((Outcome::Failed(failure), _)) => Err(failure),
+            Some((outcome, _)) => Ok(outcome),
+            None => Err(failed(io::Error::other("it ended without an answer"))),
+        }
+    }
+
+    /// Nobody waits.
+    pub(super) fn tell(&self, order: &Order) -> io::Result<()> {
+        self.send(order, &[])
+    }
+
+    fn send(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        let spawner = self.spawner()?;
+        match wire::send(&spawner.socket, order, fds) {
+            Err(err) if is_gone(&err) => {
+                self.forget(&spawner);
+                wire::send(&self.spawner()?.socket, order, fds)
+            }
+            result => result,
+        }
+    }
+
+    fn spawner(&self) -> io::Result<Arc<Spawner>> {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(spawner) = &*running {
+            return Ok(Arc::clone(spawner));
+        }
+        let spawner = Arc::new(Spawner::start(&self.helper)?);
+        *running = Some(Arc::clone(&spawner));
+        Ok(spawner)
+    }
+
+    fn forget(&self, dead: &Arc<Spawner>) {
+        let mut running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        if running.as_ref().is_some_and(|spawner| Arc::ptr_eq(spawner, dead)) {
+            *running = None;
+        }
+        // It is dead already, and only to be taken note of.
+        let _ = dead.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait();
+    }
+}
+
+fn is_gone(err: &io::Error) -> bool {
+    matches!(err.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
+}
+
+impl Spawner {
+    fn start(helper: &Path) -> io::Result<Self> {
+        let (ours, theirs) = wire::pair()?;
+        let view = read_only(helper);
+        let program = view.as_ref().map(|view| format!("/proc/self/fd/{}", view.as_raw_fd()));
+        let child = Command::new(program.map_or_else(|| helper.to_owned(), PathBuf::from))
+            .arg0(NAME)
+            .env_clear()
+            .current_dir("/")
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        Ok(Self { socket: ours, child: Mutex::new(child) })
+    }
+}
+
+/// A view of our program that cannot be changed through. A process that becomes a command reaches
+/// what it ran before by `/proc/self/exe`, and where users are not mapped it is the host's root.
+/// Others cannot make one.
+fn read_only(program: &Path) -> Option<OwnedFd> {
+    let view = clone_tree(CWD, program).ok()?;
+    sys::set_mount_flags(&view, libc::MOUNT_ATTR_RDONLY).ok()?;
+    Some(view)
+}

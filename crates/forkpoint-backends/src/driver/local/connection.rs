@@ -1,0 +1,72 @@
+//! A connection to a sandbox's init, for tasks that wait without blocking a thread.
+
+use std::{
+    io,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    time::Duration,
+};
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use tokio::io::{Interest, unix::AsyncFd};
+
+use super::{
+    init::{Reply, Request},
+    record::{Place, Record},
+    sys, wire,
+};
+
+/// Init answers at once, or never.
+const INIT_MAX: Duration = Duration::from_secs(15);
+
+#[derive(Debug)]
+pub(super) struct Connection(AsyncFd<OwnedFd>);
+
+impl Connection {
+    pub(super) fn open(place: &Place, record: &Record) -> io::Result<Self> {
+        let socket = wire::connect_in(&place.open()?, &Place::socket(record.launches))?;
+        Ok(Self(sys::watch(socket)?))
+    }
+
+    pub(super) async fn send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.0.async_io(Interest::WRITABLE, |socket| wire::send(socket, request, fds)).await
+    }
+
+    pub(super) async fn receive(&self) -> io::Result<(Reply, Vec<OwnedFd>)> {
+        let received = self.0.async_io(Interest::READABLE, |socket| wire::receive(socket)).await?;
+        received.ok_or_else(|| io::Error::new(io::ErrorKind::ConnectionReset, "the sandbox ended"))
+    }
+
+    pub(super) async fn ask_within(
+        &self,
+        request: &Request,
+        time: Duration,
+    ) -> io::Result<(Reply, Vec<OwnedFd>)> {
+        let ask = async {
+            self.send(request, &[]).await?;
+            self.receive().await
+        };
+        tokio::time::timeout(time, ask).await?
+    }
+
+    /// Waits until the helper on the other side is on its way out: a sandbox in which nothing else
+    /// runs is idle then.
+    pub(super) async fn helper_ended(&self) {
+        const PATIENCE: Duration = Duration::from_millis(100);
+        // Whoever takes longer was stopped by somebody inside, and costs the next seal a copy.
+        let _ = tokio::time::timeout(PATIENCE, self.receive()).await;
+    }
+}
+
+/// The same, for a thread that may block.
+pub(super) fn ask_blocking(
+    place: &Place,
+    record: &Record,
+    request: &Request,
+) -> io::Result<(Reply, Vec<OwnedFd>)> {
+    let socket = wire::connect_in(&place.open()?, &Place::socket(record.launches))?;
+    rustix::io::ioctl_fionbio(&socket, false)?;
+    set_socket_timeout(&socket, Timeout::Recv, Some(INIT_MAX))?;
+    wire::send(socket.as_fd(), request, &[])?;
+    let ended = || io::Error::new(io::ErrorKind::ConnectionReset, "the sandbox ended");
+    wire::receive(&socket)?.ok_or_else(ended)
+}

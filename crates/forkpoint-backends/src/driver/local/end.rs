@@ -1,0 +1,76 @@
+//! The end of processes.
+
+use std::{os::fd::OwnedFd, time::Duration};
+
+use forkpoint_core::id::SandboxId;
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal, setpriority_process};
+
+use super::{cgroup::Cgroup, host::Host, record::InitRecord, spawner::Order};
+
+/// How long a caller waits for processes that were killed to be gone. What takes longer (giving back
+/// the memory of many files) goes on without anybody who waits.
+const DEATH: Duration = Duration::from_micros(400);
+const COMPLETE_DEATH: Duration = Duration::from_secs(10);
+
+impl Host {
+    /// Ends what the record names. Does not wait until the last file is let go of.
+    pub(super) fn end(&self, init: Option<&InitRecord>, cgroup: Option<&Cgroup>) {
+        if let Some(pidfd) = kill(init, cgroup) {
+            wait_for_death(&pidfd, DEATH);
+        }
+        if let Some(cgroup) = cgroup {
+            self.remove_cgroup(cgroup.clone());
+        }
+    }
+
+    /// The same, and nothing of it is left: somebody is about to use what it wrote to.
+    pub(super) fn end_completely(&self, init: Option<&InitRecord>, cgroup: Option<&Cgroup>) {
+        if let Some(pidfd) = kill(init, cgroup) {
+            wait_for_death(&pidfd, COMPLETE_DEATH);
+        }
+        // Waits for the last of it.
+        if let Some(cgroup) = cgroup
+            && cgroup.remove().is_err()
+        {
+            self.remove_cgroup(cgroup.clone());
+        }
+    }
+
+    /// At once if it is empty, else when it is.
+    pub(super) fn remove_cgroup(&self, cgroup: Cgroup) {
+        if !cgroup.remove_now() {
+            let store = self.root.join("store");
+            let _ = self.client.tell(&Order::Sweep { store, cgroups: vec![cgroup] });
+        }
+    }
+
+    /// What somebody began who died before a record told of it.
+    pub(super) fn end_unrecorded(&self, id: SandboxId) {
+        for cgroup in self.cgroups.find_named(&format!("{id}-")) {
+            self.end(None, Some(&cgroup));
+        }
+    }
+}
+
+/// Sends the signals, and waits for nothing.
+pub(super) fn kill(init: Option<&InitRecord>, cgroup: Option<&Cgroup>) -> Option<OwnedFd> {
+    if let Some(cgroup) = cgroup.filter(|cgroup| cgroup.can_freeze()) {
+        let _ = cgroup.kill();
+    }
+    // With the first process go the others, also where there is no cgroup to kill.
+    let init = init.filter(|init| init.is_alive())?;
+    let pid = rustix::process::Pid::from_raw(init.pid)?;
+    let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
+    // Its last work is to let go of all files that the sandbox has in memory: not at the expense of
+    // whoever waits for us.
+    let _ = setpriority_process(Some(pid), 19);
+    let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+    Some(pidfd)
+}
+
+fn wait_for_death(pidfd: &OwnedFd, time: Duration) {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let wait =
+        Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: time.subsec_nanos().into() };
+    let _ = poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&wait));
+}

@@ -1,0 +1,262 @@
+//! A new sandbox: namespaces, root file system, and an init that waits for requests.
+//!
+//! ```text
+//!   launcher                         child, soon process 1
+//!   clone3 ────────────────────────► joins its cgroups
+//!   writes the maps of users ──────► becomes root inside
+//!                                    mounts, changes its root, drops rights
+//!   writes the record ◄──────────── ready
+//!   go ────────────────────────────► serves
+//! ```
+//!
+//! A child whose launcher dies on the way ends: nothing lives that no record tells of.
+
+use std::{
+    fs::File,
+    io::{self, Write as _},
+    os::fd::{AsFd as _, OwnedFd},
+    path::PathBuf,
+};
+
+use forkpoint_core::spec::Network;
+use rustix::{
+    fs::{Gid, Mode, OFlags, Uid, open},
+    process::{DumpableBehavior, Pid, Signal, kill_process, set_dumpable_behavior, setsid, umask},
+    system::sethostname,
+    thread::{
+        UnshareFlags, set_no_new_privs, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+    },
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    caps, init,
+    mount::{OverlaySpec, clone_tree},
+    record::{InitRecord, Record},
+    root::{self, Furniture},
+    seccomp,
+    spawner::{self, Outcome, Shared},
+    sys,
+    wire::{self, Doing as _, Failure},
+};
+use crate::layer::Marks;
+
+const SHARED_MEMORY_MAX: u64 = 256 << 20;
+
+/// How a sandbox's users stand to the host's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Isolation {
+    /// Made by root: the users inside are nobody outside.
+    Mapped,
+    /// Made by root on a kernel or file system that cannot map: root inside is root, with few rights.
+    Plain,
+    /// Made by somebody else, who is its root and its only user.
+    Rootless,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LaunchSpec {
+    pub(super) isolation: Isolation,
+    /// The driver's directory.
+    pub(super) data: PathBuf,
+    pub(super) marks: Marks,
+    pub(super) overlays: Vec<OverlaySpec>,
+    pub(super) network: Network,
+    /// What is put over files of the sandbox.
+    pub(super) files: Vec<(PathBuf, String)>,
+    /// Whether the first descriptor after the socket is a cgroup to be born in.
+    pub(super) into_cgroup: bool,
+    /// Written when the sandbox is ready.
+    pub(super) record: Record,
+}
+
+/// What comes with the order.
+struct Fds {
+    /// Held until the record is written; the kernel lets go of it if we die.
+    _lock: OwnedFd,
+    listener: OwnedFd,
+    cgroup: Option<OwnedFd>,
+    /// Version 1 cgroups are joined by writing to a file.
+    tasks: Vec<OwnedFd>,
+}
+
+impl Fds {
+    fn sort(spec: &LaunchSpec, fds: Vec<OwnedFd>) -> io::Result<Self> {
+        let missing = || io::Error::other("a descriptor is missing");
+        let mut fds = fds.into_iter();
+        let lock = fds.next().ok_or_else(missing)?;
+        let listener = fds.next().ok_or_else(missing)?;
+        let cgroup = match spec.into_cgroup {
+            true => Some(fds.next().ok_or_else(missing)?),
+            false => None,
+        };
+        Ok(Self { _lock: lock, listener, cgroup, tasks: fds.collect() })
+    }
+}
+
+pub(super) fn launch(
+    spec: &LaunchSpec,
+    shared: &Shared,
+    fds: Vec<OwnedFd>,
+) -> Result<Outcome, Failure> {
+    let fds = Fds::sort(spec, fds).doing("launch")?;
+    let own_network = spec.network == Network::None;
+    let overlays = match spec.isolation {
+        Isolation::Rootless => Vec::new(),
+        _ => spawner_overlays(spec, shared)?,
+    };
+    let sys = match spec.isolation {
+        Isolation::Rootless => None,
+        _ if own_network => None,
+        _ => Some(host_sys().doing("open /sys")?),
+    };
+    let files = spec.files.clone();
+    let shared_memory_bytes = shared_memory(spec.record.spec.resources.memory_bytes);
+    let mut furniture = Furniture { overlays, sys, own_network, shared_memory_bytes, files };
+    let (ours, theirs) = wire::pair().doing("launch")?;
+    let mut flags = sys::NEW_REST;
+    if spec.isolation != Isolation::Plain {
+        flags |= sys::NEW_USER;
+    }
+    if own_network {
+        flags |= sys::NEW_NET;
+    }
+    let cgroup = fds.cgroup.as_ref().map(|fd| fd.as_fd());
+    match sys::clone(flags, cgroup).doing("create namespaces")? {
+        None => {
+            drop(ours);
+            let Err(failure) = live(spec, &mut furniture, fds, &theirs);
+            // If nobody hears it, nobody waits for us either.
+            let _ = wire::send(&theirs, &Ready::Failed(failure), &[]);
+            std::process::exit(1);
+        }
+        Some(pid) => {
+            drop((theirs, furniture));
+            let result = attend(spec, pid, &ours);
+            if result.is_err() {
+                let _ = kill_process(pid, Signal::KILL);
+            }
+            result
+        }
+    }
+}
+
+/// What lies in `/dev/shm` is nobody's: if it could take all the memory that a sandbox may have, who
+/// is killed for it in the end is init.
+fn shared_memory(limit: Option<u64>) -> u64 {
+    limit.map_or(SHARED_MEMORY_MAX, |limit| SHARED_MEMORY_MAX.min(limit / 2))
+}
+
+fn spawner_overlays(
+    spec: &LaunchSpec,
+    shared: &Shared,
+) -> Result<Vec<(PathBuf, OwnedFd)>, Failure> {
+    let LaunchSpec { isolation, data, marks, overlays, .. } = spec;
+    spawner::overlays(*isolation, data, *marks, overlays, shared)
+}
+
+fn host_sys() -> io::Result<OwnedFd> {
+    let sys = clone_tree(rustix::fs::CWD, "/sys")?;
+    let read_only = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID;
+    sys::set_mount_flags(&sys, read_only | libc::MOUNT_ATTR_NODEV | libc::MOUNT_ATTR_NOEXEC)?;
+    Ok(sys)
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+enum Ready {
+    Ready,
+    Failed(Failure),
+}
+
+/// The launcher's side, from the clone on.
+fn attend(spec: &LaunchSpec, pid: Pid, child: &OwnedFd) -> Result<Outcome, Failure> {
+    match spec.isolation {
+        Isolation::Mapped => spawner::map_all_owners(pid).doing("map users")?,
+        Isolation::Rootless => spawner::map_one_owner(pid).doing("map users")?,
+        Isolation::Plain => {}
+    }
+    wire::send(child, &(), &[]).doing("launch")?;
+    match wire::receive::<Ready>(child).doing("launch")? {
+        Some((Ready::Ready, _)) => {}
+        Some((Ready::Failed(failure), _)) => return Err(failure),
+        None => return Err(Failure::new("launch", &io::Error::other("it ended at once"))),
+    }
+    let init = InitRecord::of(pid).doing("look at the new process")?;
+    let record = Record { init: Some(init.clone()), ..spec.record.clone() };
+    record.write(&spec.data).doing("write the sandbox's record")?;
+    wire::send(child, &(), &[]).doing("launch")?;
+    Ok(Outcome::Launched { pid: init.pid, started: init.started })
+}
+
+fn wait_for_launcher(launcher: &OwnedFd) -> Result<(), Failure> {
+    match wire::receive::<()>(launcher).doing("wait for the launcher")? {
+        Some(_) => Ok(()),
+        None => std::process::exit(1),
+    }
+}
+
+/// The child's side: it returns only to fail.
+fn live(
+    spec: &LaunchSpec,
+    furniture: &mut Furniture,
+    fds: Fds,
+    launcher: &OwnedFd,
+) -> Result<std::convert::Infallible, Failure> {
+    sys::restore_signals();
+    for tasks in &fds.tasks {
+        let mut tasks = File::from(tasks.try_clone().doing("join a cgroup")?);
+        tasks.write_all(b"0").doing("join a cgroup")?;
+    }
+    wait_for_launcher(launcher)?;
+    become_root(spec).doing("become root inside")?;
+    let _ = setsid();
+    umask(Mode::from_raw_mode(0o022));
+    sethostname(spec.record.hostname.as_bytes()).doing("set the host name")?;
+    if furniture.own_network {
+        sys::loopback_up().doing("start the loopback interface")?;
+    }
+    sys::unshare(UnshareFlags::NEWCGROUP).doing("hide the host's cgroups")?;
+    if spec.isolation == Isolation::Rootless {
+        furniture.overlays = spawner_overlays(spec, &Shared::default())?;
+    }
+    root::enter(furniture)?;
+    let terminals =
+        open("/dev/pts", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+            .doing("open /dev/pts")?;
+    let null =
+        open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).doing("open /dev/null")?;
+    let stdio = rustix::stdio::dup2_stdin(&null)
+        .and_then(|()| rustix::stdio::dup2_stdout(&null))
+        .and_then(|()| rustix::stdio::dup2_stderr(&null));
+    stdio.doing("close the standard streams")?;
+    let launcher = launcher.try_clone().doing("launch")?;
+    let [listener, terminals, launcher] =
+        sys::keep_only([fds.listener, terminals, launcher]).doing("close what is the host's")?;
+    let signals = sys::child_signals().doing("watch children")?;
+    drop_rights().doing("drop rights")?;
+    wire::send(&launcher, &Ready::Ready, &[]).doing("launch")?;
+    wait_for_launcher(&launcher)?;
+    drop(launcher);
+    init::serve(listener, terminals, signals)
+}
+
+fn become_root(spec: &LaunchSpec) -> io::Result<()> {
+    if spec.isolation == Isolation::Plain {
+        return Ok(());
+    }
+    if spec.isolation == Isolation::Mapped {
+        set_thread_groups(&[])?;
+    }
+    set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;
+    Ok(set_thread_res_uid(Uid::ROOT, Uid::ROOT, Uid::ROOT)?)
+}
+
+/// Init keeps the rights that it has, since it never becomes another program; what it starts is cut
+/// down by the bounding set.
+fn drop_rights() -> io::Result<()> {
+    caps::drop_bounding()?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
+    set_no_new_privs(true)?;
+    seccomp::install(seccomp::filter())
+}

@@ -1,0 +1,194 @@
+//! What a sandbox needs before it is launched: directories, overlays, cgroups, an identity.
+
+use std::{
+    fs,
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use forkpoint_core::{
+    driver::{DriverError, DriverResult},
+    spec::Network,
+};
+
+use super::{
+    cgroup::{Cgroup, CgroupError},
+    host::{Host, failed, io_error, launch_error, layer_error},
+    launch::LaunchSpec,
+    mount::OverlaySpec,
+    record::{Place, Record},
+    root,
+    spawner::Order,
+    template, wire,
+};
+use crate::layer::LayerName;
+
+impl Host {
+    /// The overlays of a sandbox that writes to `generation` and lies on `below` and then `top`.
+    pub(super) fn overlays(
+        &self,
+        record: &Record,
+        generation: u32,
+        below: Option<&Path>,
+        top: Option<&LayerName>,
+    ) -> DriverResult<Vec<OverlaySpec>> {
+        let chain = match top {
+            Some(top) => self.store.chain(top).map_err(layer_error("read the layers"))?,
+            None => Vec::new(),
+        };
+        let trees = chain.iter().map(crate::layer::Layer::tree_path);
+        let trees: Vec<PathBuf> = below.map(Path::to_owned).into_iter().chain(trees).collect();
+        let place = self.place(record.id);
+        let directory = place.generation(generation);
+        let overlay = |(number, bottom): (usize, &template::Bottom)| {
+            let at_root = bottom.at.as_os_str().is_empty();
+            let parts = trees.iter().map(|tree| tree.join(&bottom.at));
+            let is_there = |path: &PathBuf| at_root || fs::symlink_metadata(path).is_ok();
+            let lowers = parts.filter(is_there).chain(bottom.lowers.iter().cloned()).collect();
+            OverlaySpec {
+                at: bottom.at.clone(),
+                upper: place.upper(generation).join(&bottom.at),
+                work: directory.join(format!("w{number}")),
+                lowers,
+            }
+        };
+        Ok(record.base.0.iter().enumerate().map(overlay).collect())
+    }
+
+    /// Takes away what somebody left who was killed before the generation came to be.
+    pub(super) fn clear_generation(&self, place: &Place, generation: u32) -> DriverResult<()> {
+        let left = place.generation(generation);
+        self.store.throw_away(&left).map_err(layer_error("remove a work directory"))
+    }
+
+    /// The directories that overlays write to: the work directories always new, since the kernel
+    /// refuses those of an overlay that was not unmounted.
+    pub(super) fn make_generation(&self, overlays: &[OverlaySpec]) -> DriverResult<()> {
+        for overlay in overlays {
+            let make = || -> io::Result<()> {
+                if overlay.work.exists() {
+                    self.store.throw_away(&overlay.work).map_err(io::Error::other)?;
+                }
+                if !overlay.upper.is_dir() {
+                    fs::create_dir_all(&overlay.upper)?;
+                    if let Some(like) = overlay.lowers.first() {
+                        look_like(&overlay.upper, like)?;
+                    }
+                }
+                fs::create_dir(&overlay.work)
+            };
+            make().map_err(io_error("create", &overlay.upper))?;
+        }
+        Ok(())
+    }
+
+    /// Starts the sandbox that the record tells of, and writes the record.
+    pub(super) fn launch(&self, lock: &OwnedFd, mut record: Record) -> DriverResult<Record> {
+        let place = self.place(record.id);
+        let overlays = self.overlays(&record, record.generation, None, record.top.as_ref())?;
+        self.make_generation(&overlays)?;
+        let directory = place.open().map_err(io_error("open", place.directory()))?;
+        let socket = Place::socket(record.launches);
+        // Of a launch that was cut short.
+        let _ = fs::remove_file(place.directory().join(&socket));
+        let listener = wire::listen_in(&directory, &socket)
+            .map_err(io_error("listen in", place.directory()))?;
+        let name = format!("{}-{}", record.id, record.launches);
+        let cgroup = self.cgroups.create(&name, &record.spec.resources).map_err(cgroup_error)?;
+        record.cgroup = Some(cgroup.clone());
+        let result = self.launch_in(&record, &cgroup, lock, &listener, overlays);
+        match result {
+            Ok(()) => self.record(record.id),
+            Err(err) => {
+                // Whoever was asked may have died between the deed and the answer.
+                if let Ok(Some(there)) = self.find(record.id)
+                    && there.launches == record.launches
+                    && there.is_alive()
+                    && self.ask_init(&there).is_ok()
+                {
+                    return Ok(there);
+                }
+                let _ = fs::remove_file(place.directory().join(socket));
+                self.end(None, Some(&cgroup));
+                Err(err)
+            }
+        }
+    }
+
+    fn launch_in(
+        &self,
+        record: &Record,
+        cgroup: &Cgroup,
+        lock: &OwnedFd,
+        listener: &OwnedFd,
+        overlays: Vec<OverlaySpec>,
+    ) -> DriverResult<()> {
+        let into = cgroup.unified_dir().map_err(failed("open the sandbox's cgroup"))?;
+        let tasks = cgroup.tasks_files().map_err(failed("open the sandbox's cgroup"))?;
+        let spec = LaunchSpec {
+            isolation: record.isolation,
+            data: self.root.clone(),
+            marks: self.store.marks(),
+            overlays,
+            network: record.spec.network,
+            files: identity(record),
+            into_cgroup: into.is_some(),
+            record: record.clone(),
+        };
+        let mut fds = vec![lock.as_fd(), listener.as_fd()];
+        fds.extend(into.iter().map(|fd| fd.as_fd()));
+        fds.extend(tasks.iter().map(|fd| fd.as_fd()));
+        let order = Order::Launch(Box::new(spec));
+        self.client.order(&order, &fds).map(drop).map_err(launch_error("launch a sandbox"))
+    }
+}
+
+/// What tells a copy from its source.
+fn identity(record: &Record) -> Vec<(PathBuf, String)> {
+    let hash = |what: &str| {
+        let hash = |half: u8| {
+            let mut hasher = DefaultHasher::new();
+            (what, half, record.id.to_string()).hash(&mut hasher);
+            hasher.finish()
+        };
+        format!("{:016x}{:016x}", hash(0), hash(1))
+    };
+    let (machine, boot) = (hash("machine"), hash(&format!("boot {}", record.launches)));
+    let machine = format!("{machine}\n");
+    let boot = format!(
+        "{}-{}-4{}-a{}-{}\n",
+        &boot[..8],
+        &boot[8..12],
+        &boot[13..16],
+        &boot[17..20],
+        &boot[20..]
+    );
+    let mut files = vec![(root::MACHINE_ID.into(), machine), (root::BOOT_ID.into(), boot)];
+    if record.spec.network == Network::Host
+        && let Ok(resolver) = fs::read_to_string("/etc/resolv.conf")
+    {
+        files.push((root::RESOLVER.into(), resolver));
+    }
+    files
+}
+
+/// A new upper directory hides the owner, mode and times of the directory below it.
+fn look_like(new: &Path, like: &Path) -> io::Result<()> {
+    use std::os::unix::fs::{MetadataExt as _, chown};
+    let there = fs::metadata(like)?;
+    if rustix::process::geteuid().is_root() {
+        chown(new, Some(there.uid()), Some(there.gid()))?;
+    }
+    fs::set_permissions(new, there.permissions())?;
+    let times = fs::FileTimes::new().set_modified(there.modified()?);
+    fs::File::open(new)?.set_times(times)
+}
+
+fn cgroup_error(err: CgroupError) -> DriverError {
+    match err {
+        CgroupError::Unavailable { what, reason } => DriverError::LimitUnavailable { what, reason },
+        err => failed("create a cgroup")(err),
+    }
+}

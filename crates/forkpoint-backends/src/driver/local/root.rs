@@ -1,0 +1,244 @@
+//! The file system that a sandbox sees, from inside its new namespaces.
+
+use std::{
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{
+        AtFlags, CWD, FileType, Mode, OFlags, StatxAttributes, StatxFlags, accessat, mkdirat,
+        openat, statx, symlinkat,
+    },
+    mount::{
+        MountAttrFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags, mount_change,
+        move_mount, unmount,
+    },
+    process::{fchdir, pivot_root},
+};
+
+use super::{
+    mount::{attach, clone_all, clone_tree, open_place, pseudo},
+    sys,
+    wire::{Doing as _, Failure},
+};
+
+const DEVICES: [&str; 6] = ["null", "zero", "full", "random", "urandom", "tty"];
+
+const LINKS: [(&str, &str); 5] = [
+    ("/proc/self/fd", "fd"),
+    ("/proc/self/fd/0", "stdin"),
+    ("/proc/self/fd/1", "stdout"),
+    ("/proc/self/fd/2", "stderr"),
+    ("pts/ptmx", "ptmx"),
+];
+
+/// Files that tell of the host or reach into it.
+const HIDDEN_FILES: [&str; 6] = [
+    "proc/kcore",
+    "proc/keys",
+    "proc/latency_stats",
+    "proc/sched_debug",
+    "proc/timer_list",
+    "proc/timer_stats",
+];
+
+const HIDDEN_DIRECTORIES: [&str; 8] = [
+    "proc/acpi",
+    "proc/asound",
+    "proc/scsi",
+    "sys/devices/virtual/powercap",
+    "sys/firmware",
+    "sys/fs/cgroup",
+    "sys/kernel/debug",
+    "sys/kernel/security",
+];
+
+const READ_ONLY: [&str; 5] = ["proc/bus", "proc/fs", "proc/irq", "proc/sys", "proc/sysrq-trigger"];
+
+/// What is mounted before anything of the sandbox runs.
+#[derive(Debug)]
+pub(super) struct Furniture {
+    /// The root first, then what is mounted in it.
+    pub(super) overlays: Vec<(PathBuf, OwnedFd)>,
+    /// A view of the host's, where a new one would show the wrong network or is not allowed.
+    pub(super) sys: Option<OwnedFd>,
+    pub(super) own_network: bool,
+    /// How large `/dev/shm` is.
+    pub(super) shared_memory_bytes: u64,
+    /// What is put over files of the sandbox that are there: where, and what it says.
+    pub(super) files: Vec<(PathBuf, String)>,
+}
+
+/// Makes this process's root what the sandbox sees. The host is out of reach afterwards.
+pub(super) fn enter(furniture: &Furniture) -> Result<(), Failure> {
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    mount_change("/", private).doing("make mounts private")?;
+    let Some(((_, root), others)) = furniture.overlays.split_first() else {
+        return Err(Failure::new("enter the root", &std::io::Error::other("there is none")));
+    };
+    cover_root(root)?;
+    for (at, overlay) in others {
+        attach(overlay.as_fd(), root.as_fd(), at)?;
+    }
+    furnish(root.as_fd(), furniture)?;
+    leave_old_root(root)
+}
+
+/// On top of the host's root: so no mount point is needed there.
+fn cover_root(root: &OwnedFd) -> Result<(), Failure> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    move_mount(root, "", CWD, "/", flags).doing("attach the root")?;
+    fchdir(root).doing("enter the root")
+}
+
+fn leave_old_root(root: &OwnedFd) -> Result<(), Failure> {
+    fchdir(root).doing("enter the root")?;
+    pivot_root(".", ".").doing("change the root")?;
+    unmount(".", UnmountFlags::DETACH).doing("leave the old root")?;
+    rustix::process::chdir("/").doing("enter the root")
+}
+
+fn furnish(root: BorrowedFd<'_>, furniture: &Furniture) -> Result<(), Failure> {
+    let strict = MountAttrFlags::MOUNT_ATTR_NOSUID
+        | MountAttrFlags::MOUNT_ATTR_NODEV
+        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let proc = pseudo("proc", &[], strict)?;
+    attach(proc.as_fd(), root, Path::new("proc"))?;
+    let sys = match &furniture.sys {
+        Some(host) => Some(host.try_clone().doing("open /sys")?),
+        None if furniture.own_network => {
+            Some(pseudo("sysfs", &[], strict | MountAttrFlags::MOUNT_ATTR_RDONLY)?)
+        }
+        None => None,
+    };
+    if let Some(sys) = sys {
+        attach(sys.as_fd(), root, Path::new("sys"))?;
+    }
+    make_dev(root, furniture.shared_memory_bytes)?;
+    hide(root, strict)?;
+    let options = [("mode", "755"), ("size", "65536")];
+    let covers = pseudo("tmpfs", &options, MountAttrFlags::MOUNT_ATTR_NOSUID)?;
+    for (number, (at, content)) in furniture.files.iter().enumerate() {
+        cover(root, &covers, &number.to_string(), (at, content));
+    }
+    Ok(())
+}
+
+fn make_dev(root: BorrowedFd<'_>, shared_memory_bytes: u64) -> Result<(), Failure> {
+    let no_setuid = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+    let dev = pseudo("tmpfs", &[("mode", "755"), ("size", "65536")], no_setuid)?;
+    let make = || {
+        for name in DEVICES {
+            let flags = OFlags::CREATE | OFlags::WRONLY | OFlags::CLOEXEC;
+            openat(&dev, name, flags, Mode::from_raw_mode(0o666))?;
+        }
+        for (target, name) in LINKS {
+            symlinkat(target, &dev, name)?;
+        }
+        mkdirat(&dev, "pts", Mode::from_raw_mode(0o755))?;
+        mkdirat(&dev, "shm", Mode::from_raw_mode(0o755))
+    };
+    make().doing("fill /dev")?;
+    attach(dev.as_fd(), root, Path::new("dev"))?;
+    for name in DEVICES {
+        attach(host_device(name)?.as_fd(), dev.as_fd(), Path::new(name))?;
+    }
+    let pts = devpts(no_setuid)?;
+    attach(pts.as_fd(), dev.as_fd(), Path::new("pts"))?;
+    let size = shared_memory_bytes.to_string();
+    let options = [("mode", "1777"), ("size", &*size)];
+    let no_devices = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
+    let shm = pseudo("tmpfs", &options, no_devices)?;
+    attach(shm.as_fd(), dev.as_fd(), Path::new("shm"))
+}
+
+/// One of the machine's own. Its mode, owner and times are not the sandbox's to change; what a device
+/// does with what is written to it is no matter of the mount.
+fn host_device(name: &str) -> Result<OwnedFd, Failure> {
+    let doing = || format!("open /dev/{name}");
+    let device = clone_tree(CWD, format!("/dev/{name}")).doing(doing())?;
+    sys::set_mount_flags(&device, libc::MOUNT_ATTR_RDONLY).doing(doing())?;
+    Ok(device)
+}
+
+fn devpts(flags: MountAttrFlags) -> Result<OwnedFd, Failure> {
+    let options = [("ptmxmode", "666"), ("mode", "620"), ("gid", "5")];
+    // Where only one group exists inside, there is no group of terminals.
+    pseudo("devpts", &options, flags).or_else(|_| pseudo("devpts", &options[..2], flags))
+}
+
+fn hide(root: BorrowedFd<'_>, strict: MountAttrFlags) -> Result<(), Failure> {
+    let exists = |path: &str| accessat(root, path, rustix::fs::Access::EXISTS, AtFlags::empty());
+    for file in HIDDEN_FILES.into_iter().filter(|file| exists(file).is_ok()) {
+        attach(host_device("null")?.as_fd(), root, Path::new(file))?;
+    }
+    let read_only = strict | MountAttrFlags::MOUNT_ATTR_RDONLY;
+    let empty = pseudo("tmpfs", &[("mode", "755"), ("size", "4096")], read_only)?;
+    for directory in HIDDEN_DIRECTORIES.into_iter().filter(|path| exists(path).is_ok()) {
+        let nothing = clone_tree(empty.as_fd(), "").doing("copy an empty directory")?;
+        attach(nothing.as_fd(), root, Path::new(directory))?;
+    }
+    for path in READ_ONLY.into_iter().filter(|path| exists(path).is_ok()) {
+        let view = clone_tree(root, path).doing(format!("open /{path}"))?;
+        sys::set_mount_flags(&view, u64::from(read_only.bits()))
+            .doing(format!("make /{path} read-only"))?;
+        attach(view.as_fd(), root, Path::new(path))?;
+    }
+    Ok(())
+}
+
+/// Covers a file with a few bytes of ours, which are part of no snapshot. Where there is no such file
+/// there is nothing to cover. The bytes are in a file system that is mounted nowhere else, under a
+/// name: what has none cannot be attached, now or to the next root.
+fn cover(root: BorrowedFd<'_>, covers: &OwnedFd, name: &str, (at, content): (&Path, &str)) {
+    let change = || -> std::io::Result<()> {
+        let target = open_place(root, at)?;
+        let stat = rustix::fs::fstat(&target)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Ok(());
+        }
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::CLOEXEC;
+        let file = openat(covers, name, flags, Mode::from_raw_mode(0o444))?;
+        rustix::io::write(&file, content.as_bytes())?;
+        drop(file);
+        let view = clone_tree(covers.as_fd(), name)?;
+        attach(view.as_fd(), root, at).map_err(|failure| failure.to_io())
+    };
+    // A sandbox without it works.
+    let _ = change();
+}
+
+/// What is carried over from an old root to the new one, where it is mounted.
+const KEPT: [&str; 5] = ["proc", "sys", "dev", MACHINE_ID, RESOLVER];
+
+pub(super) const MACHINE_ID: &str = "etc/machine-id";
+pub(super) const RESOLVER: &str = "etc/resolv.conf";
+pub(super) const BOOT_ID: &str = "proc/sys/kernel/random/boot_id";
+
+fn is_mounted(root: &OwnedFd, name: &str) -> bool {
+    let stat = statx(root, name, AtFlags::SYMLINK_NOFOLLOW, StatxFlags::TYPE);
+    stat.is_ok_and(|stat| stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT))
+}
+
+/// From inside a sandbox's mount namespace, with the root that its init has: everything in it stands on the new root from now on.
+/// The answer keeps the old one alive, since letting go of it takes time.
+pub(super) fn replace(overlays: &[(PathBuf, OwnedFd)]) -> Result<OwnedFd, Failure> {
+    let Some(((_, root), others)) = overlays.split_first() else {
+        return Err(Failure::new("replace the root", &std::io::Error::other("there is none")));
+    };
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let old = openat(CWD, "/", flags, Mode::empty()).doing("open the old root")?;
+    let on_top = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    move_mount(root, "", CWD, "/", on_top).doing("attach the new root")?;
+    for (at, overlay) in others {
+        attach(overlay.as_fd(), root.as_fd(), at)?;
+    }
+    for name in KEPT.into_iter().filter(|name| is_mounted(&old, name)) {
+        // Copied, not moved: if we die before the last step, nothing is missing in the old root.
+        let copy = clone_all(old.as_fd(), name).doing(format!("keep /{name}"))?;
+        attach(copy.as_fd(), root.as_fd(), Path::new(name))?;
+    }
+    leave_old_root(root)?;
+    Ok(old)
+}

@@ -1,0 +1,329 @@
+//! Fixing what a sandbox has changed, while it stands still.
+//!
+//! If nothing but init runs, what was written becomes a layer as it is, and a fresh directory is
+//! put in its place under init's feet: the same cost, whatever was written. If anything runs, it may
+//! have files open, and would go on writing into the layer: then what changed is copied.
+
+use std::{
+    fs, io,
+    os::fd::{AsFd as _, OwnedFd},
+};
+
+use forkpoint_core::{
+    driver::{Artifact, DriverError, DriverResult, Piece, PieceName, SnapshotKind},
+    id::{SandboxId, SnapshotId},
+};
+
+use super::{
+    DRIVER,
+    capture::CHAIN_MAX,
+    host::{ARTIFACT_VERSION, ArtifactData, Host, failed, launch_error, layer_error},
+    record::{Record, Sealed, Sealing},
+    spawner::{Order, SwitchSpec},
+};
+use crate::layer::{Layer, LayerName, LayerSize};
+
+/// What is smaller is counted while it is sealed: it takes a fraction of a millisecond.
+const COUNTED_MAX: usize = 64;
+
+impl Host {
+    /// Nothing in the sandbox runs. The sandbox is locked. Answers also whether its chain of layers
+    /// has become long.
+    pub(super) fn seal(
+        &self,
+        lock: &OwnedFd,
+        id: SandboxId,
+        snapshot: SnapshotId,
+        kind: SnapshotKind,
+    ) -> DriverResult<(Artifact, bool)> {
+        if kind != SnapshotKind::Files {
+            let operation = "keep processes and memory";
+            return Err(DriverError::Unsupported { driver: DRIVER, operation });
+        }
+        let record = self.record(id)?;
+        let base = record.base.clone();
+        let (layer, own) = match self.is_idle(&record)? {
+            true => self.rotate(lock, record, snapshot)?,
+            false => self.capture(lock, record, snapshot)?,
+        };
+        let mut pieces = vec![piece(&layer)];
+        for name in &own {
+            pieces.push(piece(&self.store.layer(name).map_err(layer_error("read a layer"))?));
+        }
+        let data = ArtifactData { layer: layer.name().clone(), base };
+        let artifact = Artifact {
+            snapshot,
+            kind,
+            version: ARTIFACT_VERSION,
+            data: serde_json::to_value(data).map_err(failed("describe a snapshot"))?,
+            pieces,
+            own_bytes: 0,
+            total_bytes: 0,
+            file_count: 0,
+            counted: false,
+            durable: false,
+        };
+        // Counting what was taken as it is would cost as much as there is of it.
+        let chain = self.store.chain(layer.name()).map_err(layer_error("read the layers"))?;
+        let sizes: Option<Vec<_>> = chain.iter().map(|layer| layer.record().size).collect();
+        let is_long = chain.len() >= CHAIN_MAX;
+        let artifact = match sizes {
+            Some(sizes) => counted(artifact, &chain, &sizes),
+            None => artifact,
+        };
+        Ok((artifact, is_long))
+    }
+
+    /// Fills in how much a snapshot holds. What lies below a layer that was never counted is
+    /// counted too, once.
+    fn count(&self, artifact: Artifact) -> DriverResult<Artifact> {
+        let data = self.read_artifact(&artifact)?;
+        let chain = self.store.chain(&data.layer).map_err(layer_error("read the layers"))?;
+        let mut sizes = Vec::with_capacity(chain.len());
+        for layer in &chain {
+            sizes.push(self.store.measure(layer.name()).map_err(layer_error("count files"))?);
+        }
+        Ok(counted(artifact, &chain, &sizes))
+    }
+
+    pub(super) fn sync(&self, artifact: &Artifact) -> DriverResult<Artifact> {
+        let data = self.read_artifact(artifact)?;
+        self.store.sync(&data.layer).map_err(layer_error("write a layer to disk"))?;
+        Ok(Artifact { durable: true, ..self.count(artifact.clone())? })
+    }
+
+    fn is_idle(&self, record: &Record) -> DriverResult<bool> {
+        if !record.is_alive() {
+            return Ok(true);
+        }
+        match record.freezer() {
+            Some(cgroup) => {
+                let pids = cgroup.pids().map_err(failed("list the sandbox's processes"))?;
+                Ok(pids.into_iter().filter(|pid| !is_ending(*pid)).count() <= 1)
+            }
+            None => Ok(self.ask_init(record)?.1 == 0),
+        }
+    }
+
+    /// What was written becomes the layer itself. Answers also with the layers that only the sandbox
+    /// knew until now.
+    fn rotate(
+        &self,
+        lock: &OwnedFd,
+        record: Record,
+        snapshot: SnapshotId,
+    ) -> DriverResult<(Layer, Vec<LayerName>)> {
+        let place = self.place(record.id);
+        let upper = place.upper(record.generation);
+        let next = record.generation + 1;
+        let top = record.flat.clone().or_else(|| record.top.clone());
+        let promised = self
+            .store
+            .promise_upper(LayerName::of(snapshot), top.clone(), &upper, COUNTED_MAX)
+            .map_err(layer_error("prepare a layer"))?;
+        match record.is_alive() {
+            true => self.switch(lock, &record, snapshot, top.as_ref())?,
+            // Where to look for what was written, if we die before the record is right again.
+            false => {
+                let sealing = Some(Sealing { snapshot, root_device: 0 });
+                self.write(&Record { sealing, ..record.clone() })?;
+            }
+        }
+        let layer = promised.keep(&upper).map_err(layer_error("keep a layer"))?;
+        let own = record.own.clone();
+        let old = place.generation(record.generation);
+        let record = Record {
+            generation: next,
+            top: Some(layer.name().clone()),
+            flat: None,
+            own: Vec::new(),
+            captured: None,
+            snapshot: Some(snapshot),
+            sealed: Some(Sealed {
+                snapshot,
+                before: record.snapshot,
+                own_before: own.clone(),
+                stands_on_it: true,
+            }),
+            sealing: None,
+            ..record
+        };
+        if !record.is_alive() {
+            let overlays = self.overlays(&record, next, None, record.top.as_ref())?;
+            self.make_generation(&overlays)?;
+        }
+        self.write(&record)?;
+        self.store.throw_away(&old).map_err(layer_error("remove a work directory"))?;
+        Ok((layer, own))
+    }
+
+    /// The sandbox writes to the next generation from now on.
+    fn switch(
+        &self,
+        lock: &OwnedFd,
+        record: &Record,
+        snapshot: SnapshotId,
+        top: Option<&LayerName>,
+    ) -> DriverResult<()> {
+        let place = self.place(record.id);
+        let (upper, next) = (place.upper(record.generation), record.generation + 1);
+        self.clear_generation(&place, next)?;
+        let overlays = self.overlays(record, next, Some(&upper), top)?;
+        self.make_generation(&overlays)?;
+        let root_device = self.root_device(record)?;
+        let sealing = Some(Sealing { snapshot, root_device });
+        self.write(&Record { sealing, ..record.clone() })?;
+        let spec = SwitchSpec {
+            isolation: record.isolation,
+            data: self.root.clone(),
+            marks: self.store.marks(),
+            pid: record.init.as_ref().map_or(0, |init| init.pid),
+            overlays,
+        };
+        let namespaces = self.namespaces(record)?;
+        let fds: Vec<_> = [lock].into_iter().chain(&namespaces).map(|fd| fd.as_fd()).collect();
+        let switched = self.client.order(&Order::Switch(spec), &fds);
+        switched.map(drop).or_else(|failure| {
+            // Whoever was asked may have died between the deed and the answer.
+            if self.root_device(record).is_ok_and(|now| now != root_device) {
+                return Ok(());
+            }
+            let _ = self.store.throw_away(&place.generation(next));
+            self.write(record)?;
+            Err(launch_error("change the sandbox's root")(failure))
+        })
+    }
+
+    /// Tells on which root init stands.
+    fn root_device(&self, record: &Record) -> DriverResult<u64> {
+        let pid = record.init.as_ref().map_or(0, |init| init.pid);
+        match rustix::fs::stat(format!("/proc/{pid}/root/")) {
+            Ok(stat) => Ok(stat.st_dev),
+            // Only init itself may look there, and one that is frozen cannot.
+            Err(_) if record.freezer().is_none() => Ok(self.ask_init(record)?.0),
+            Err(err) => Err(failed("look at the sandbox's root (it takes CAP_SYS_PTRACE)")(
+                io::Error::from(err),
+            )),
+        }
+    }
+
+    /// A seal that was cut short: either the root was not changed yet, and nothing happened; or
+    /// what was written is below the new root, and becomes a layer that only the sandbox knows.
+    pub(super) fn finish_seal(
+        &self,
+        mut record: Record,
+        sealing: &Sealing,
+    ) -> DriverResult<Record> {
+        let place = self.place(record.id);
+        let next = record.generation + 1;
+        let name = LayerName::of(sealing.snapshot);
+        let upper = place.upper(record.generation);
+        let is_alive = record.is_alive();
+        // What was moved is the layer, also when nobody lives any more who stands on it.
+        let moved = !upper.is_dir() && self.store.layer(&name).is_ok();
+        if !moved && (!is_alive || self.root_device(&record)? == sealing.root_device) {
+            // Of a sandbox that died meanwhile nothing was written there: it stood still.
+            let gone = self.store.throw_away(&place.generation(next));
+            gone.map_err(layer_error("remove a work directory"))?;
+            self.write(&record)?;
+            return Ok(record);
+        }
+        let top = record.flat.clone().or_else(|| record.top.clone());
+        if !moved {
+            // Whoever began may have promised the layer, and died before it was kept.
+            self.store.sweep().map_err(layer_error("clean up after a seal"))?;
+            let kept = self.store.commit_upper(name.clone(), top, &upper, false);
+            kept.map_err(layer_error("keep a layer"))?;
+        }
+        let old = place.generation(record.generation);
+        record.generation = next;
+        record.top = Some(name.clone());
+        (record.flat, record.captured, record.sealed) = (None, None, None);
+        record.own.insert(0, name);
+        if !is_alive {
+            let overlays = self.overlays(&record, next, None, record.top.as_ref())?;
+            self.make_generation(&overlays)?;
+        }
+        self.write(&record)?;
+        self.store.throw_away(&old).map_err(layer_error("remove a work directory"))?;
+        Ok(record)
+    }
+
+    /// Takes back the last seal of whichever sandbox was sealed as `snapshot`.
+    pub(super) fn unseal(&self, snapshot: SnapshotId) -> DriverResult<()> {
+        for id in self.list()? {
+            // One that cannot be read keeps nobody from taking back another's.
+            let Ok(Some(record)) = self.find(id) else { continue };
+            if !is_about(&record, snapshot) {
+                continue;
+            }
+            let Some(_lock) = self.try_lock(id)? else { continue };
+            let Some(record) = self.find(id)? else { continue };
+            let mut record = self.finish(record)?;
+            let Some(sealed) = record.sealed.take_if(|sealed| sealed.snapshot == snapshot) else {
+                // It is the sandbox's own already.
+                return Ok(());
+            };
+            record.snapshot = sealed.before;
+            // It may have a flat one since: that stays.
+            if sealed.stands_on_it {
+                record.own.push(LayerName::of(snapshot));
+            }
+            record.own.extend(sealed.own_before);
+            if sealed.stands_on_it {
+                return self.write(&record);
+            }
+            record.captured = None;
+            self.write(&record)?;
+        }
+        let layer = LayerName::of(snapshot);
+        self.store.discard(layer.as_str()).map_err(layer_error("take back a snapshot"))?;
+        self.sweep_later();
+        Ok(())
+    }
+}
+
+/// A process that is on its way out writes nothing any more. Its first thread may have ended long
+/// before the others, so all are asked.
+fn is_ending(pid: u32) -> bool {
+    let Ok(mut threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    threads.all(|thread| {
+        let stat = thread.and_then(|thread| fs::read_to_string(thread.path().join("stat")));
+        stat.map_or(true, |stat| is_thread_ending(&stat))
+    })
+}
+
+fn is_thread_ending(stat: &str) -> bool {
+    const PF_EXITING: u64 = 4;
+    let flags = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(6)?.parse().ok());
+    flags.is_some_and(|flags: u64| flags & PF_EXITING != 0)
+}
+
+fn counted(mut artifact: Artifact, chain: &[Layer], sizes: &[LayerSize]) -> Artifact {
+    for piece in &mut artifact.pieces {
+        let mut sized = chain.iter().zip(sizes);
+        let known = sized.find(|(layer, _)| layer.name().as_str() == piece.name.0);
+        piece.bytes = known.map_or(piece.bytes, |(_, size)| size.bytes);
+    }
+    artifact.own_bytes = sizes.first().map_or(0, |size| size.bytes);
+    artifact.total_bytes = sizes.iter().map(|size| size.bytes).sum();
+    artifact.file_count = sizes.iter().map(|size| size.files).sum();
+    artifact.counted = true;
+    artifact
+}
+
+fn is_about(record: &Record, snapshot: SnapshotId) -> bool {
+    record.sealed.as_ref().is_some_and(|sealed| sealed.snapshot == snapshot)
+        || record.sealing.as_ref().is_some_and(|sealing| sealing.snapshot == snapshot)
+        || record.own.contains(&LayerName::of(snapshot))
+}
+
+fn piece(layer: &Layer) -> Piece {
+    let name = |name: &LayerName| PieceName(name.to_string());
+    let record = layer.record();
+    Piece {
+        name: name(layer.name()),
+        over: record.over.as_ref().map(name),
+        bytes: record.size.unwrap_or_default().bytes,
+    }
+}

@@ -1,0 +1,232 @@
+//! The process that launches sandboxes and changes their roots.
+//!
+//! A program with threads must not be copied, and may not enter the namespaces of others. So the
+//! driver starts its own program once more, as a process with a single thread, and asks that one.
+//! Each request is done by a copy of it, so that several run at once, and none can leave a mark.
+//!
+//! When the driver goes away, so does this process, once the trash is empty.
+
+use std::{ffi::OsStr, fs, io, os::fd::OwnedFd, path::PathBuf};
+
+use rustix::{
+    process::{Pid, Signal, kill_process},
+    time::Timespec,
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    capture::LayerWork,
+    cgroup::Cgroup,
+    launch::{self, LaunchSpec},
+    sys,
+    wire::{self, Doing as _, Failure},
+};
+use crate::layer::LayerStore;
+
+mod switch;
+
+pub(super) use switch::{SwitchSpec, overlays};
+
+/// What the program is called when it is to be a spawner.
+pub(super) const NAME: &str = "forkpoint-spawner";
+
+/// As which users of the host the users of a sandbox appear: far above those that exist.
+pub(super) const FIRST_OWNER: u32 = 2_000_000_000;
+const OWNERS: u32 = 100_000_000;
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Order {
+    /// There will be an order to launch. Nobody waits for this.
+    Prepare(launch::Isolation),
+    /// With where to answer, the sandbox's lock, its listening socket, and what its cgroups need.
+    Launch(Box<LaunchSpec>),
+    /// With where to answer, the sandbox's lock, and without root its namespaces of users and
+    /// mounts.
+    Switch(SwitchSpec),
+    /// Without root: with where to answer, the sandbox's lock, and its namespaces.
+    Layers { store: PathBuf, work: Box<LayerWork> },
+    /// Nobody waits for this.
+    Sweep { store: PathBuf, cgroups: Vec<Cgroup> },
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Outcome {
+    Launched { pid: i32, started: u64 },
+    Switched,
+    Done,
+    Failed(Failure),
+}
+
+/// What all copies share.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    /// A user namespace whose only use is its map.
+    owners: Option<OwnedFd>,
+}
+
+pub(super) fn is_asked() -> bool {
+    std::env::args_os().next().is_some_and(|name| name == OsStr::new(NAME))
+}
+
+/// Serves the socket at descriptor 0 until the driver is gone.
+pub(super) fn serve() -> ! {
+    let socket = sys::take_fd(0);
+    sys::close_on_exec_from(3);
+    sys::reset_signals();
+    sys::forget_children();
+    // It was started through a descriptor, whose number would be its name.
+    let _ = rustix::thread::set_name(c"forkpoint-spawn");
+    // A Ctrl-C in the driver's terminal is not for us: work that was begun is finished.
+    let _ = rustix::process::setsid();
+    let mut shared = Shared::default();
+    let mut store = None;
+    while let Ok(Some((order, fds))) = wire::receive::<Order>(&socket) {
+        match order {
+            Order::Prepare(isolation) => drop(shared.prepare_owners(isolation)),
+            Order::Sweep { store: path, cgroups } => {
+                store = Some(path);
+                in_a_copy(|| sweep(&cgroups));
+            }
+            Order::Launch(spec) => {
+                let prepared = shared.prepare(&spec);
+                in_a_copy(|| {
+                    answer(fds, |fds| {
+                        prepared?;
+                        Ok((launch::launch(&spec, &shared, fds)?, ()))
+                    });
+                });
+            }
+            Order::Layers { store, work } => in_a_copy(|| {
+                answer(fds, |fds| Ok((switch::on_layers(&store, &work, fds)?, ())));
+            }),
+            Order::Switch(spec) => {
+                let prepared = shared.prepare_owners(spec.isolation);
+                in_a_copy(|| {
+                    let old = answer(fds, |fds| {
+                        prepared?;
+                        switch::switch(&spec, &shared, fds)
+                    });
+                    let_go_later(old);
+                });
+            }
+        }
+    }
+    drop(socket);
+    if let Some(path) = store {
+        empty_trash(&path);
+    }
+    std::process::exit(0);
+}
+
+fn in_a_copy(work: impl FnOnce()) {
+    // If it fails, whoever asked sees the connection close without an answer.
+    if let Ok(None) = sys::fork() {
+        sys::restore_signals();
+        // The driver must see when the spawner is gone, whoever of us lives longer.
+        let _ = rustix::stdio::dup2_stdin(rustix::stdio::stdout());
+        work();
+        std::process::exit(0);
+    }
+}
+
+/// Whoever asked comes first among the descriptors.
+fn answer<T>(
+    mut fds: Vec<OwnedFd>,
+    work: impl FnOnce(Vec<OwnedFd>) -> Result<(Outcome, T), Failure>,
+) -> Option<T> {
+    if fds.is_empty() {
+        return None;
+    }
+    let to = fds.remove(0);
+    // If nobody hears it, there is nobody to be told so.
+    match work(fds) {
+        Ok((outcome, rest)) => wire::send(&to, &outcome, &[]).ok().map(|()| rest),
+        Err(failure) => wire::send(&to, &Outcome::Failed(failure), &[]).ok().and(None),
+    }
+}
+
+/// Whoever was answered goes on, and needs the processor more: an old root may have a hundred thousand
+/// files in memory, and the kernel rarely gives way while it lets go of them.
+fn let_go_later(old: Option<OwnedFd>) {
+    const LATER: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+    if let Some(old) = old {
+        let _ = rustix::process::nice(19);
+        let _ = rustix::thread::nanosleep(&LATER);
+        drop(old);
+    }
+}
+
+impl Shared {
+    fn prepare(&mut self, spec: &LaunchSpec) -> Result<(), Failure> {
+        self.prepare_owners(spec.isolation)
+    }
+
+    fn prepare_owners(&mut self, isolation: launch::Isolation) -> Result<(), Failure> {
+        if isolation == launch::Isolation::Mapped && self.owners.is_none() {
+            self.owners = Some(make_owners().doing("map users")?);
+        }
+        Ok(())
+    }
+
+    pub(super) fn owners(&self) -> io::Result<Option<OwnedFd>> {
+        self.owners.as_ref().map(OwnedFd::try_clone).transpose()
+    }
+}
+
+fn make_owners() -> io::Result<OwnedFd> {
+    let (ours, theirs) = wire::pair()?;
+    match sys::clone(sys::NEW_USER, None)? {
+        None => {
+            drop(ours);
+            // Ends when the other side closes.
+            let _ = wire::receive::<()>(&theirs);
+            std::process::exit(0);
+        }
+        Some(pid) => {
+            let result = write_maps(pid, FIRST_OWNER, FIRST_OWNER, OWNERS)
+                .and_then(|()| fs::File::open(format!("/proc/{}/ns/user", pid.as_raw_nonzero())));
+            let _ = kill_process(pid, Signal::KILL);
+            Ok(result?.into())
+        }
+    }
+}
+
+pub(super) fn map_all_owners(pid: Pid) -> io::Result<()> {
+    write_maps(pid, FIRST_OWNER, FIRST_OWNER, OWNERS)
+}
+
+/// Only we ourselves exist inside, as its root.
+pub(super) fn map_one_owner(pid: Pid) -> io::Result<()> {
+    let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());
+    fs::write(format!("/proc/{}/setgroups", pid.as_raw_nonzero()), "deny")?;
+    write_maps(pid, uid.as_raw(), gid.as_raw(), 1)
+}
+
+fn write_maps(pid: Pid, uid: u32, gid: u32, count: u32) -> io::Result<()> {
+    let pid = pid.as_raw_nonzero();
+    fs::write(format!("/proc/{pid}/uid_map"), format!("0 {uid} {count}"))?;
+    fs::write(format!("/proc/{pid}/gid_map"), format!("0 {gid} {count}"))
+}
+
+/// Cgroups of sandboxes that were killed: they can be removed when the last process is gone.
+fn sweep(cgroups: &[Cgroup]) {
+    for cgroup in cgroups {
+        // What stays is empty, and harms nobody.
+        let _ = cgroup.remove();
+    }
+}
+
+fn empty_trash(store: &std::path::Path) {
+    // What cannot be deleted is tried again at the next time.
+    if let Ok(store) = LayerStore::open(store) {
+        let _ = store.reap();
+    }
+}
+
+/// The owner of files that a sandbox's root makes, as the host sees it.
+pub(super) fn as_sandbox_root<T>(work: impl FnOnce() -> T) -> T {
+    sys::set_file_owner(FIRST_OWNER, FIRST_OWNER);
+    let result = work();
+    sys::set_file_owner(0, 0);
+    result
+}

@@ -1,0 +1,118 @@
+//! Another root under the feet of a live sandbox.
+
+use std::{fs::File, os::fd::OwnedFd, path::PathBuf};
+
+use rustix::process::{chroot, fchdir};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
+use serde::{Deserialize, Serialize};
+
+use super::{Outcome, Shared, as_sandbox_root};
+use crate::{
+    driver::local::{
+        capture::LayerWork,
+        launch::Isolation,
+        mount::{Layers, OverlaySpec},
+        root, sys,
+        wire::{Doing as _, Failure},
+    },
+    layer::{LayerStore, Marks},
+};
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(in super::super) struct SwitchSpec {
+    pub(in super::super) isolation: Isolation,
+    pub(in super::super) data: PathBuf,
+    pub(in super::super) marks: Marks,
+    /// Of the sandbox's init.
+    pub(in super::super) pid: i32,
+    pub(in super::super) overlays: Vec<OverlaySpec>,
+}
+
+/// Letting go of the old root takes as long as it has files in memory; the caller does so after
+/// it has answered.
+pub(super) fn switch(
+    spec: &SwitchSpec,
+    shared: &Shared,
+    mut fds: Vec<OwnedFd>,
+) -> Result<(Outcome, OwnedFd), Failure> {
+    let _lock = take_lock(&mut fds)?;
+    let mounts = match <[OwnedFd; 2]>::try_from(fds) {
+        Ok([users, mounts]) => {
+            enter(&users, LinkNameSpaceType::User)?;
+            // Mounts are made in a namespace of the same owner that still sees the host.
+            sys::unshare(UnshareFlags::NEWNS).doing("leave the host's mounts")?;
+            mounts
+        }
+        Err(_) => File::open(format!("/proc/{}/ns/mnt", spec.pid))
+            .doing("find the sandbox's init")?
+            .into(),
+    };
+    let overlays = make_overlays(spec, shared)?;
+    // Only root may look there.
+    let root = File::open(format!("/proc/{}/root", spec.pid));
+    enter(&mounts, LinkNameSpaceType::Mount)?;
+    if let Ok(root) = root {
+        // Not what lies on top of it, which somebody left who died at this: only those who stand on
+        // the root that is replaced are taken along.
+        let stand = fchdir(&root).and_then(|()| chroot("."));
+        stand.doing("stand where the sandbox's init stands")?;
+    }
+    let old = root::replace(&overlays)?;
+    Ok((Outcome::Switched, old))
+}
+
+/// Held while we work: whoever finds the sandbox of a driver that was killed waits for us.
+fn take_lock(fds: &mut Vec<OwnedFd>) -> Result<OwnedFd, Failure> {
+    match fds.is_empty() {
+        true => Err(Failure::new("lock", &std::io::Error::other("a descriptor is missing"))),
+        false => Ok(fds.remove(0)),
+    }
+}
+
+/// As root of the sandbox, who may read what its owner may not.
+pub(super) fn on_layers(
+    store: &std::path::Path,
+    work: &LayerWork,
+    mut fds: Vec<OwnedFd>,
+) -> Result<Outcome, Failure> {
+    let _lock = take_lock(&mut fds)?;
+    if let Some(users) = fds.first() {
+        enter(users, LinkNameSpaceType::User)?;
+    }
+    let run = || work.run(&LayerStore::open(store)?);
+    run().map_err(|err| Failure::of("copy what changed", &err))?;
+    Ok(Outcome::Done)
+}
+
+fn make_overlays(spec: &SwitchSpec, shared: &Shared) -> Result<Vec<(PathBuf, OwnedFd)>, Failure> {
+    overlays(spec.isolation, &spec.data, spec.marks, &spec.overlays, shared)
+}
+
+/// The mounts of a sandbox, in the order in which they are attached.
+pub(in super::super) fn overlays(
+    isolation: Isolation,
+    data: &std::path::Path,
+    marks: Marks,
+    specs: &[OverlaySpec],
+    shared: &Shared,
+) -> Result<Vec<(PathBuf, OwnedFd)>, Failure> {
+    let owners = shared.owners().doing("map users")?;
+    let layers = Layers::open(data, marks, owners)?;
+    let make = || {
+        let mount = |spec: &OverlaySpec| Ok((spec.at.clone(), layers.overlay(spec)?));
+        specs.iter().map(mount).collect()
+    };
+    match isolation {
+        Isolation::Mapped => {
+            // overlayfs works with the rights of whoever mounts it.
+            sys::keep_capabilities().doing("keep capabilities")?;
+            as_sandbox_root(make)
+        }
+        Isolation::Plain | Isolation::Rootless => make(),
+    }
+}
+
+fn enter(namespace: &OwnedFd, kind: LinkNameSpaceType) -> Result<(), Failure> {
+    move_into_link_name_space(std::os::fd::AsFd::as_fd(namespace), Some(kind))
+        .doing("enter the sandbox")
+}

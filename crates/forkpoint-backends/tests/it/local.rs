@@ -1,0 +1,114 @@
+//! The local driver on this machine's kernel.
+
+use std::{
+    env,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::SystemTime,
+};
+
+use forkpoint_backends::driver::local::{LocalConfig, LocalDriver};
+use forkpoint_core::{driver::Driver, spec::SandboxSpec};
+use forkpoint_testkit::conformance::driver::DriverFixture;
+use futures::future::BoxFuture;
+use tempfile::TempDir;
+
+mod faults;
+mod files;
+mod full_disk;
+mod hostile;
+mod limits;
+mod scene;
+mod seals;
+mod together;
+mod trees;
+
+mod unprivileged;
+
+/// Where the helper is, for somebody who may not go where it was built.
+const HELPER: &str = "FORKPOINT_TEST_HELPER";
+
+struct Machine {
+    directory: TempDir,
+    map_users: bool,
+}
+
+impl Machine {
+    fn new(map_users: bool) -> Self {
+        Self { directory: TempDir::new().unwrap(), map_users }
+    }
+
+    fn local(&self) -> LocalDriver {
+        let helper = Some(helper());
+        let root = self.directory.path().join("local");
+        LocalDriver::open(LocalConfig { root, helper, map_users: self.map_users }).unwrap()
+    }
+}
+
+/// A case that failed leaves nothing behind either.
+impl Drop for Machine {
+    fn drop(&mut self) {
+        let driver = self.local();
+        run(async {
+            for id in driver.list().await.unwrap_or_default() {
+                let _ = driver.destroy(id).await;
+            }
+        });
+    }
+}
+
+fn helper() -> PathBuf {
+    let built = env!("CARGO_BIN_EXE_forkpoint-spawner");
+    env::var_os(HELPER).map_or_else(|| built.into(), PathBuf::from)
+}
+
+impl DriverFixture for Machine {
+    fn driver(&self) -> Arc<dyn Driver> {
+        Arc::new(self.local())
+    }
+
+    fn spec(&self) -> SandboxSpec {
+        SandboxSpec::new("host".parse().unwrap())
+    }
+
+    fn unique(&self) -> u128 {
+        unique()
+    }
+
+    fn foreign(&self) -> BoxFuture<'_, Option<String>> {
+        Box::pin(async { None })
+    }
+
+    fn privileged(&self) -> bool {
+        rustix::process::geteuid().is_root()
+    }
+
+    fn run(&self, case: BoxFuture<'_, ()>) {
+        run(case);
+    }
+}
+
+fn run<T>(case: impl Future<Output = T>) -> T {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    runtime.unwrap().block_on(case)
+}
+
+/// Differs between processes too: cgroups are named after sandboxes.
+fn unique() -> u128 {
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_nanos();
+    let process = u128::from(std::process::id());
+    (now << 48) | (process << 16) | u128::from(COUNTER.fetch_add(1, Ordering::Relaxed))
+}
+
+mod mapped {
+    forkpoint_testkit::driver_conformance!(super::Machine::new(true));
+}
+
+mod plain {
+    forkpoint_testkit::driver_conformance!(super::Machine::new(false));
+}
