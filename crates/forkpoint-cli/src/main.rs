@@ -1,21 +1,115 @@
-//! The one binary, `forkpoint`.
+//! The one binary, `forkpoint`: opens the data directory, does one thing, and leaves.
 
 #![forbid(unsafe_code)]
 
-use clap::{CommandFactory as _, Parser};
+use std::process::ExitCode;
 
-/// Saves, rewinds and forks the sandboxes that AI agents work in
-#[derive(Debug, Parser)]
-#[command(name = "forkpoint", version, after_help = AFTER_HELP)]
-struct Cli {}
+use clap::{CommandFactory as _, Parser as _};
+use forkpoint_core::{Error, ErrorKind};
 
-const AFTER_HELP: &str = "\
-This version holds the engine, its catalog and the harness that tests them.
-The commands (run, snapshot, rollback, fork, …) come with the embedded runtime.";
+mod app;
+mod args;
+mod attached;
+mod command;
+mod fail;
+mod hint;
+mod output;
+mod signal;
+mod terminal;
+mod trace;
+mod wire;
 
-fn main() {
-    let Cli {} = Cli::parse();
-    // Nothing was asked for: the usage, and the exit code of a usage error.
-    eprint!("{}", Cli::command().render_help());
-    std::process::exit(2);
+use app::App;
+use args::{Cli, Verb};
+use command::{Exit, Outcome};
+use fail::{About, Failure, INTERRUPTED};
+use output::{Output, say};
+
+fn main() -> ExitCode {
+    forkpoint_backends::driver::local::run_if_asked();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(err) => return usage(&err),
+    };
+    let out = Output::new(&cli.global);
+    if out.verbose {
+        // Fails only when there is one already, and there is none.
+        let _ = tracing::subscriber::set_global_default(trace::ToStderr);
+    }
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(err) => {
+            let error = Error::new(ErrorKind::Unavailable, "failed to start").with_source(err);
+            Failure::from(error).print(&out, None);
+            return ExitCode::FAILURE;
+        }
+    };
+    let exit = runtime.block_on(run(&cli, out));
+    // A thread may still wait for a key that nobody will press.
+    runtime.shutdown_background();
+    exit.into()
+}
+
+/// Help and version as they are; a mistake without whatever it would do to a terminal.
+fn usage(err: &clap::Error) -> ExitCode {
+    if err.kind() == clap::error::ErrorKind::MissingSubcommand {
+        // Nothing was asked for: everything that could be.
+        say(Cli::command().render_help().to_string().trim_end());
+        return ExitCode::from(2);
+    }
+    if err.use_stderr() {
+        say(output::human::clean_lines(&err.render().to_string()).trim_end());
+        if let Some(hint) = hint::about_usage(err, std::env::args_os()) {
+            say(&format!("hint: {hint}"));
+        }
+        return ExitCode::from(2);
+    }
+    // A reader that is gone needs no help.
+    let _ = err.print();
+    ExitCode::SUCCESS
+}
+
+async fn run(cli: &Cli, out: Output) -> Exit {
+    let outcome = match &cli.verb {
+        Verb::Demo(args) => command::demo::demo(&out, args).await,
+        Verb::Doctor => match wire::data_dir(&cli.global) {
+            Ok(data) => command::doctor::doctor(&out, &data),
+            Err(err) => Err(Failure::new(err, About::DataDir)),
+        },
+        _ => return on_data(cli, out).await,
+    };
+    match outcome {
+        Ok(exit) => exit,
+        Err(failure) => tell(&failure, &out, None).await,
+    }
+}
+
+async fn on_data(cli: &Cli, out: Output) -> Exit {
+    let opened = match wire::data_dir(&cli.global) {
+        Ok(data) => wire::open(&data, command::need(&cli.verb), &out).await,
+        Err(err) => Err(err),
+    };
+    let app = match opened {
+        Ok(engine) => App::new(engine, out),
+        Err(err) => {
+            let failure = Failure::new(err, About::DataDir);
+            let failure = match cli.verb {
+                Verb::Run(_) | Verb::Exec(_) => failure.with_code(fail::OURS),
+                _ => failure,
+            };
+            return tell(&failure, &out, None).await;
+        }
+    };
+    let outcome: Outcome = command::perform(&app, &cli.verb).await;
+    match outcome {
+        Ok(Exit::DONE) if app.is_interrupted() => Exit(INTERRUPTED),
+        Ok(exit) => exit,
+        Err(failure) => tell(&failure, &out, Some(&app)).await,
+    }
+}
+
+async fn tell(failure: &Failure, out: &Output, app: Option<&App>) -> Exit {
+    let hint = hint::hint(failure, app.map(|app| &app.engine)).await;
+    failure.print(out, hint.as_deref());
+    Exit(failure.exit_code())
 }

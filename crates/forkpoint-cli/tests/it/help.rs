@@ -1,52 +1,66 @@
 //! `--help`, `--version`, and what a mistake prints.
 
-use std::process::{Command, Output};
+use std::process::Command;
 
-fn forkpoint(args: &[&str]) -> (String, String, Option<i32>) {
-    let Output { stdout, stderr, status } = Command::new(env!("CARGO_BIN_EXE_forkpoint"))
-        .args(args)
-        .env("COLUMNS", "100")
-        .output()
-        .expect("the binary starts");
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("it prints UTF-8");
-    (text(stdout), text(stderr), status.code())
+use crate::harness::Run;
+
+const VERBS: [&str; 19] = [
+    "demo", "doctor", "run", "create", "exec", "ps", "rm", "stop", "start", "pause", "resume",
+    "snapshot", "restore", "rollback", "fork", "list", "show", "log", "delete",
+];
+
+fn forkpoint(args: &[&str]) -> Run {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forkpoint"));
+    command.args(args).env("COLUMNS", "100").env_remove("FORKPOINT_DATA_DIR");
+    Run::of(command.output().expect("the binary starts"))
 }
 
 #[test]
 fn help_goes_to_stdout() {
-    let (stdout, stderr, code) = forkpoint(&["--help"]);
-    insta::assert_snapshot!(stdout, @"
-    Saves, rewinds and forks the sandboxes that AI agents work in
+    let run = forkpoint(&["--help"]);
+    insta::assert_snapshot!(run.stdout);
+    assert_eq!((run.stderr.as_str(), run.code), ("", Some(0)));
+}
 
-    Usage: forkpoint
-
-    Options:
-      -h, --help     Print help
-      -V, --version  Print version
-
-    This version holds the engine, its catalog and the harness that tests them.
-    The commands (run, snapshot, rollback, fork, …) come with the embedded runtime.
-    ");
-    assert_eq!((stderr.as_str(), code), ("", Some(0)));
+#[test]
+fn every_verb_has_help_with_examples() {
+    let short = forkpoint(&["-h"]).stdout;
+    for verb in VERBS {
+        let run = forkpoint(&[verb, "--help"]);
+        assert!(run.stdout.contains(&format!("Examples:\n  forkpoint {verb}")), "{run:?}");
+        assert!(run.stdout.lines().all(|line| line.chars().count() <= 100), "{}", run.stdout);
+        assert!(short.contains(&format!("\n  {verb} ")), "{verb} is missing in {short}");
+        let own = run.stdout.split("Global options:").next().unwrap_or_default().to_owned();
+        let examples = run.stdout.split("Examples:").nth(1).unwrap_or_default();
+        insta::assert_snapshot!(format!("help_{verb}"), format!("{own}Examples:{examples}"));
+    }
 }
 
 #[test]
 fn version_is_one_line() {
-    let (stdout, stderr, code) = forkpoint(&["--version"]);
-    assert_eq!(stdout, format!("forkpoint {}\n", env!("CARGO_PKG_VERSION")));
-    assert_eq!((stderr.as_str(), code), ("", Some(0)));
+    let run = forkpoint(&["--version"]);
+    assert_eq!(run.stdout, format!("forkpoint {}\n", env!("CARGO_PKG_VERSION")));
+    assert_eq!((run.stderr.as_str(), run.code), ("", Some(0)));
 }
 
 #[test]
 fn nothing_asked_is_a_usage_error() {
-    let (stdout, stderr, code) = forkpoint(&[]);
-    assert_eq!((stdout.as_str(), code), ("", Some(2)));
-    assert!(stderr.contains("Usage: forkpoint"), "{stderr}");
+    let run = forkpoint(&[]);
+    assert_eq!((run.stdout.as_str(), run.code), ("", Some(2)));
+    assert!(run.stderr.contains("Usage: forkpoint") && run.stderr.contains("demo"), "{run:?}");
 }
 
 #[test]
 fn a_mistake_names_itself() {
-    let (stdout, stderr, code) = forkpoint(&["snapshoot"]);
-    assert_eq!((stdout.as_str(), code), ("", Some(2)));
-    assert!(stderr.contains("'snapshoot'") && stderr.contains("--help"), "{stderr}");
+    let run = forkpoint(&["snapshoot"]);
+    assert_eq!((run.stdout.as_str(), run.code), ("", Some(2)));
+    assert!(run.stderr.contains("'snapshoot'") && run.stderr.contains("--help"), "{run:?}");
+    assert!(run.stderr.contains("'snapshot'"), "the nearest verb: {run:?}");
+}
+
+#[test]
+fn what_comes_later_is_not_accepted_yet() {
+    for args in [["create", "--workspace=/srv"], ["run", "--ttl=4h"], ["ps", "--config=x"]] {
+        assert_eq!(forkpoint(&args).code, Some(2), "{args:?}");
+    }
 }

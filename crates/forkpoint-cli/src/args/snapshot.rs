@@ -1,0 +1,166 @@
+//! The verbs about snapshots.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use clap::Args;
+use forkpoint_core::trigger::Trigger;
+
+use super::{WaitArgs, value};
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct SnapshotArgs {
+    /// Of which sandbox
+    pub(crate) sandbox: String,
+
+    /// What somebody should know about this state
+    #[arg(short = 'm', long, value_name = "TEXT")]
+    pub(crate) description: Option<String>,
+
+    /// A name for the snapshot [default: SANDBOX_TRIGGER_TIME]
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+
+    /// Why it is taken: manual, run_start, run_end, before_action, after_action, on_error, periodic
+    #[arg(long, default_value = "manual")]
+    pub(crate) trigger: Trigger,
+
+    /// What the agent was about to do or had done
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) context: Option<String>,
+
+    /// The agent's run that it belongs to
+    #[arg(long, value_name = "ID")]
+    pub(crate) run_id: Option<String>,
+
+    /// The step in that run
+    #[arg(long, value_name = "N")]
+    pub(crate) step: Option<u64>,
+
+    /// A label to find it by; repeatable
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = value::pair)]
+    pub(crate) labels: Vec<(String, String)>,
+
+    /// Keep processes and memory too, where the driver can
+    #[arg(long)]
+    pub(crate) full: bool,
+
+    /// Keep this file's bytes with it: the agent's own memory of this moment
+    #[arg(long, value_name = "FILE")]
+    pub(crate) agent_state: Option<PathBuf>,
+
+    /// Return before it is safe from a power cut: faster
+    #[arg(long)]
+    pub(crate) no_sync: bool,
+
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RestoreArgs {
+    /// From which snapshot
+    pub(crate) snapshot: String,
+
+    /// A name for the new sandbox
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) copy: CopyArgs,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ForkArgs {
+    /// A sandbox, as it is now, or a snapshot
+    #[arg(value_name = "SANDBOX|SNAPSHOT")]
+    pub(crate) source: String,
+
+    /// How many copies
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1)]
+    pub(crate) count: usize,
+
+    /// The copies are called PREFIX-1, PREFIX-2, …
+    #[arg(long, value_name = "PREFIX")]
+    pub(crate) name: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) copy: CopyArgs,
+}
+
+/// What may differ between a sandbox and its copy.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct CopyArgs {
+    /// An environment variable, or the name of one to take from here; repeatable
+    #[arg(long = "env", short = 'e', value_name = "KEY[=VALUE]", value_parser = value::env)]
+    pub(crate) env: Vec<(String, String)>,
+
+    /// A label to find it by; repeatable
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = value::pair)]
+    pub(crate) labels: Vec<(String, String)>,
+
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
+}
+
+impl CopyArgs {
+    pub(crate) fn env(&self) -> BTreeMap<String, String> {
+        self.env.iter().cloned().collect()
+    }
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RollbackArgs {
+    /// Which sandbox
+    pub(crate) sandbox: String,
+
+    /// Where to [default: its newest snapshot]
+    pub(crate) snapshot: Option<String>,
+
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ListArgs {
+    /// Only snapshots of this sandbox, also when it is gone
+    #[arg(long)]
+    pub(crate) sandbox: Option<String>,
+
+    /// Only snapshots taken for this reason
+    #[arg(long)]
+    pub(crate) trigger: Option<Trigger>,
+
+    /// Only snapshots with this label; repeatable
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = value::pair)]
+    pub(crate) labels: Vec<(String, String)>,
+
+    /// At most so many [default: 100 in a table, all with --json or -q]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) limit: Option<u32>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ShowArgs {
+    /// Which one
+    pub(crate) snapshot: String,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct LogArgs {
+    /// Only the tree that this sandbox stands in
+    pub(crate) sandbox: Option<String>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct DeleteArgs {
+    /// Which ones
+    #[arg(required = true, value_name = "SNAPSHOT")]
+    pub(crate) snapshots: Vec<String>,
+
+    /// Do not ask, and do not mind those that are gone already
+    #[arg(short, long)]
+    pub(crate) force: bool,
+
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
+}

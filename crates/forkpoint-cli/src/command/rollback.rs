@@ -1,0 +1,36 @@
+//! `rollback`: back to a snapshot, in place.
+
+use forkpoint_core::engine::RollbackRequest;
+use serde::Serialize;
+
+use super::{Exit, Outcome};
+use crate::{
+    app::App,
+    args::RollbackArgs,
+    fail::{About, Failure},
+    output::record::{SandboxJson, SnapshotJson},
+};
+
+#[derive(Serialize)]
+struct RolledBack<'a> {
+    sandbox: SandboxJson<'a>,
+    to: SnapshotJson<'a>,
+}
+
+pub(super) async fn rollback(app: &App, args: &RollbackArgs) -> Outcome {
+    let about = || About::Rollback(args.sandbox.clone(), args.snapshot.clone());
+    let request = RollbackRequest {
+        to: args.snapshot.clone(),
+        wait: args.wait.wait(),
+        ..RollbackRequest::new(&args.sandbox)
+    };
+    let to = app.finish("rolling back", app.engine.rollback(request)).await;
+    let to = to.map_err(|err| Failure::new(err, about()))?;
+    if app.out.json {
+        let view = app.engine.sandbox(&args.sandbox).await?;
+        app.out.json(&RolledBack { sandbox: (&view).into(), to: (&to).into() })?;
+    } else {
+        app.out.note(format!("sandbox `{}` is back at `{}`", args.sandbox, to.name));
+    }
+    Ok(Exit::DONE)
+}

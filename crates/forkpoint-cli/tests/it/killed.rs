@@ -1,0 +1,141 @@
+//! The command line, killed at every moment of what it does.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    time::{Duration, Instant},
+};
+
+use crate::harness::Home;
+
+/// Between two moments.
+const STEP: Duration = Duration::from_micros(400);
+/// More than any of the verbs takes, however busy the machine: a run that ends before is the last.
+const LATEST: Duration = Duration::from_secs(2);
+
+/// Runs `args` again and again, each time killed a little later, until it ends by itself.
+fn kill_at_every_moment(home: &Home, args: &[&str], mut after: impl FnMut(usize)) {
+    let mut moment = Duration::ZERO;
+    for round in 0.. {
+        assert!(moment < LATEST, "{args:?} never ends");
+        let args: Vec<String> =
+            args.iter().map(|arg| arg.replace("{}", &round.to_string())).collect();
+        let mut child = home.start(args);
+        let ended = wait_until(moment, || child.try_wait().expect("a child").is_some());
+        // It may have ended in between: then there is nobody to kill.
+        let _ = child.kill();
+        child.wait().expect("a child");
+        after(round);
+        if ended {
+            return;
+        }
+        moment += STEP;
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the moment of a kill is a moment in time")]
+fn wait_until(moment: Duration, mut ended: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        if ended() {
+            return true;
+        }
+        if start.elapsed() >= moment {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// What the catalog knows is what there is. A process that was killed while it started another one is
+/// alive until that one is itself, so the first to come may find an operation that still has an owner.
+fn assert_agreed(home: &Home) {
+    let mut seen = (BTreeSet::new(), BTreeSet::new());
+    let agreed = wait_until(LATEST, || {
+        seen = (known(home), there(home));
+        seen.0 == seen.1
+    });
+    assert!(agreed, "known: {:?}, there: {:?}", seen.0, seen.1);
+    let states = home.ok(["ps", "--json"]).json();
+    for sandbox in states["sandboxes"].as_array().expect("a list") {
+        assert_eq!(sandbox["state"], "running", "{sandbox}");
+    }
+}
+
+fn known(home: &Home) -> BTreeSet<String> {
+    home.ok(["ps", "-q"]).stdout.lines().map(str::to_owned).collect()
+}
+
+fn there(home: &Home) -> BTreeSet<String> {
+    let entries = fs::read_dir(home.path().join("data/local/sandboxes")).into_iter().flatten();
+    entries
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("an id"))
+        .collect()
+}
+
+#[test]
+fn a_killed_create_makes_all_of_a_sandbox_or_nothing() {
+    let home = Home::new();
+    kill_at_every_moment(&home, &["create"], |_| assert_agreed(&home));
+    assert!(home.ok(["ps", "-q"]).stdout.lines().count() >= 1);
+}
+
+#[test]
+fn a_killed_snapshot_is_taken_or_not_and_the_sandbox_works_on() {
+    let home = Home::with_web();
+    home.sh("web", "echo 0 > /srv/n");
+    kill_at_every_moment(&home, &["snapshot", "web", "--name", "s{}", "--no-sync"], |round| {
+        assert_eq!(home.sh("web", "cat /srv/n"), format!("{round}\n"));
+        home.sh("web", &format!("echo {} > /srv/n", round + 1));
+    });
+    assert_agreed(&home);
+    let names = home.ok(["list", "--json"]).json();
+    let names: Vec<String> = names["snapshots"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|snapshot| snapshot["name"].as_str().expect("a text").to_owned())
+        .collect();
+    assert!(!names.is_empty());
+    for name in names {
+        let id = home.ok(["restore", &name]).id().to_owned();
+        let expected = format!("{}\n", name.strip_prefix('s').expect("a name"));
+        assert_eq!(home.sh(&id, "cat /srv/n"), expected, "{name}");
+        home.ok(["rm", "--force", &id]);
+    }
+}
+
+#[test]
+fn a_killed_rollback_was_done_or_not() {
+    let home = Home::with_web();
+    home.sh("web", "echo good > /srv/n");
+    home.ok(["snapshot", "web", "--name", "good", "--no-sync"]);
+    kill_at_every_moment(&home, &["rollback", "web", "good"], |round| {
+        assert_agreed(&home);
+        let now = home.sh("web", "cat /srv/n");
+        assert!(now == "good\n" || now == format!("bad {}\n", round.wrapping_sub(1)), "{now}");
+        home.sh("web", &format!("echo bad {round} > /srv/n"));
+    });
+    home.ok(["rollback", "web", "good"]);
+    assert_eq!(home.sh("web", "cat /srv/n"), "good\n");
+}
+
+#[test]
+fn a_killed_fork_makes_all_copies_or_none() {
+    let home = Home::with_web();
+    home.sh("web", "echo good > /srv/n");
+    home.ok(["snapshot", "web", "--name", "good", "--no-sync"]);
+    kill_at_every_moment(&home, &["fork", "good", "-n", "2"], |_| {
+        assert_agreed(&home);
+        let ids = known(&home);
+        assert!(ids.len() == 1 || ids.len() == 3, "{ids:?}");
+        for id in &ids {
+            assert_eq!(home.sh(id, "cat /srv/n"), "good\n");
+        }
+        let web = home.ok(["ps", "--json"]).json();
+        let is_copy = |sandbox: &&serde_json::Value| sandbox["name"] != "web";
+        for copy in web["sandboxes"].as_array().expect("a list").iter().filter(is_copy) {
+            home.ok(["rm", "--force", copy["id"].as_str().expect("a text")]);
+        }
+    });
+}
