@@ -26,3 +26,11 @@ advisories:
 # What the core depends on
 tree:
     cargo tree -p forkpoint-core -e normal
+
+# What the product costs on the embedded runtime, beside Docker and runc (minutes; alone on the machine)
+bench-local *OPTIONS='--peers start':
+    cargo build --release -p forkpoint-cli && cargo run --release -p forkpoint-bench --bin local -- {{OPTIONS}}
+
+# What the catalog costs when it holds little and when it holds much
+bench-catalog:
+    cargo run --release -p forkpoint-bench --bin catalog

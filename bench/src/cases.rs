@@ -1,0 +1,73 @@
+//! What is measured, with the targets that it is measured against.
+
+use tokio::runtime::Runtime;
+
+use crate::{
+    apart::Ground,
+    figures::{Row, Samples},
+    options::Options,
+    peers::Peers,
+    product::Product,
+};
+
+mod command_line;
+mod lives;
+mod memory;
+mod snapshots;
+
+/// Everything that a case needs.
+#[derive(Debug)]
+pub struct Bench<'a> {
+    pub options: &'a Options,
+    pub ground: &'a Ground,
+    pub runtime: &'a Runtime,
+    pub peers: &'a Peers,
+}
+
+pub type Case = (&'static str, fn(&Bench<'_>) -> Vec<Row>);
+
+pub const ALL: [Case; 12] = [
+    ("exec", lives::exec),
+    ("create", lives::create),
+    ("quiet", lives::create_after_quiet),
+    ("fork", lives::fork),
+    ("rollback", lives::rollback),
+    ("destroy", lives::destroy),
+    ("memory", memory::idle),
+    ("idle", snapshots::idle),
+    ("chain", snapshots::chain),
+    ("busy", snapshots::busy),
+    ("commit", snapshots::against_commit),
+    ("cli", command_line::added),
+];
+
+impl Bench<'_> {
+    fn product(&self) -> Product<'_> {
+        Product::open(self.runtime, self.ground.directory())
+    }
+
+    /// How often, in full and in short.
+    fn rounds(&self, full: usize, quick: usize) -> usize {
+        if self.options.quick { quick } else { full }
+    }
+}
+
+/// What a peer needs for the same, where it is there.
+struct Rival<'a> {
+    what: &'static str,
+    samples: Samples,
+    missing: Option<&'a str>,
+}
+
+impl<'a> Rival<'a> {
+    fn new<T>(what: &'static str, peer: &'a Result<T, String>) -> Self {
+        Self { what, samples: Samples::default(), missing: peer.as_ref().err().map(String::as_str) }
+    }
+
+    fn stand_beside(self, row: Row) -> Row {
+        match self.missing {
+            Some(why) => row.beside_missing(self.what, why),
+            None => row.beside(self.what, self.samples),
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! What a process of our own for every command adds to the work.
+
+use std::{
+    env,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Duration,
+};
+
+use super::Bench;
+use crate::{
+    figures::{Row, Samples, Unit, timed},
+    peers::output,
+    product::Limits,
+};
+
+const TARGET_MS: f64 = 5.0;
+const VERBS: [&str; 4] = ["create", "exec", "snapshot --no-sync", "rollback"];
+
+pub(super) fn added(bench: &Bench<'_>) -> Vec<Row> {
+    let what = |verb: &str| format!("added by a process: `forkpoint {verb}`");
+    let Some(program) = find(bench.options.cli.as_deref()) else {
+        return VERBS.map(|verb| Row::missing(what(verb), "not there")).into();
+    };
+    let directory = bench.ground.directory();
+    let cli = CommandLine { program, data: directory.path().join("data") };
+    // For the first time, so that what is made once is made.
+    if let Err(err) = cli.round() {
+        return VERBS.map(|verb| Row::missing(what(verb), err.clone())).into();
+    }
+    let product = bench.product();
+    let mut ours = [const { Samples(Vec::new()) }; 4];
+    let mut whole = [const { Samples(Vec::new()) }; 4];
+    for _ in 0..bench.rounds(30, 3) {
+        let (create, id) = product.create(Limits::None);
+        let exec = product.exec(&id);
+        let (snapshot, _) = product.snapshot(&id, false);
+        let inside = [create, exec, snapshot, product.rollback(&id)];
+        product.destroy(&id);
+        ours.iter_mut().zip(inside).for_each(|(samples, time)| samples.add(time));
+        match cli.round() {
+            Ok(times) => {
+                whole.iter_mut().zip(times).for_each(|(samples, time)| samples.add(time));
+            }
+            Err(err) => return VERBS.map(|verb| Row::missing(what(verb), err.clone())).into(),
+        }
+    }
+    let rows = VERBS.iter().zip(ours).zip(whole);
+    rows.map(|((verb, ours), whole)| {
+        let row = Row::new(what(verb), Unit::Milliseconds, whole.above(ours.median()));
+        row.at_most(TARGET_MS).with("all of it", whole).with("without a process", ours)
+    })
+    .collect()
+}
+
+/// Where we were told, else beside ourselves.
+fn find(told: Option<&Path>) -> Option<PathBuf> {
+    let beside = || Some(env::current_exe().ok()?.with_file_name("forkpoint"));
+    told.map(Path::to_owned).or_else(beside).filter(|path| path.is_file())
+}
+
+struct CommandLine {
+    program: PathBuf,
+    data: PathBuf,
+}
+
+impl CommandLine {
+    fn call(&self, arguments: &[&str]) -> Result<(Duration, String), String> {
+        let mut command = Command::new(&self.program);
+        command.arg("--data-dir").arg(&self.data).args(arguments);
+        let (time, answer) = timed(|| output(&mut command));
+        let verb = arguments[0];
+        answer.map(|answer| (time, answer)).map_err(|err| format!("`{verb}` failed: {err}"))
+    }
+
+    /// One of each, in the order of [`VERBS`].
+    fn round(&self) -> Result<[Duration; 4], String> {
+        let (create, id) = self.call(&["create"])?;
+        let times = || {
+            let (exec, _) = self.call(&["exec", &id, "--", "true"])?;
+            let (snapshot, _) = self.call(&["snapshot", "--no-sync", &id])?;
+            let (rollback, _) = self.call(&["rollback", &id])?;
+            Ok([create, exec, snapshot, rollback])
+        };
+        let times = times();
+        let removed = self.call(&["rm", "--force", &id]);
+        times.and_then(|times| removed.map(|_| times))
+    }
+}

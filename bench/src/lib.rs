@@ -1,0 +1,11 @@
+//! What the benchmarks share. Each benchmark is a command in `src/bin`.
+
+#![expect(clippy::unwrap_used, reason = "a benchmark that cannot go on stops")]
+#![expect(clippy::disallowed_methods, reason = "a benchmark measures real time")]
+
+pub mod apart;
+pub mod cases;
+pub mod figures;
+pub mod options;
+pub mod peers;
+pub mod product;
