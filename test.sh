@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 tools="$PWD/target/tools"
-export PATH="$tools/bin:$PATH"
+export PATH="$tools/bin:$PATH:/usr/sbin:/sbin"
 
 step() { printf '\n== %s\n' "$*"; }
 
@@ -33,6 +33,9 @@ if ! command -v cargo >/dev/null; then
     exit 1
 fi
 package cc gcc # SQLite is compiled from its C source
+package mkfs.ext4 e2fsprogs # small disks, to fill them
+package mkfs.xfs xfsprogs # a disk with reflinks
+package python3 python3-minimal # makes odd files and odd system calls inside sandboxes
 cargo_tool cargo-nextest cargo-nextest
 cargo_tool cargo-deny cargo-deny
 
