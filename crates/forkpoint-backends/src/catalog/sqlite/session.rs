@@ -214,7 +214,10 @@ fn prepare(connection: &mut Connection, place: &Place) -> Answer<()> {
             .map_err(|err| Fault::file(place.path(), err))?;
     }
     connection.pragma_update_and_check(None, "journal_mode", "wal", |_| Ok(()))?;
-    migrate(connection)
+    migrate(connection)?;
+    // So that the file itself says what it is, also to whoever finds it without its log.
+    connection.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
+    Ok(())
 }
 
 fn migrate(connection: &mut Connection) -> Answer<()> {
