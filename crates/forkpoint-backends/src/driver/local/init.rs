@@ -27,8 +27,6 @@ use exec::Starting;
 pub(super) use exec::{ExecFailure, ExecRequest, ExecStage, User};
 pub(super) use file::{Listed, ListedKind, WriteHow};
 
-const SIGKILL: i32 = 9;
-
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
     Ping,
@@ -41,8 +39,6 @@ pub(super) enum Request {
         signal: i32,
         group: bool,
     },
-    /// Ends every process but init.
-    KillAll,
     /// Stops or continues every process but init, where there is no freezer.
     Hold,
     Release,
@@ -232,7 +228,6 @@ impl Init {
             Request::Namespaces => return self.show_namespaces(number),
             Request::Exec(request) => return self.exec(number, request, fds),
             Request::Signal { signal, group } => self.signal(number, signal, group),
-            Request::KillAll => done("end all processes", sys::kill(-1, SIGKILL)),
             Request::Hold => self.hold(),
             Request::Release => return self.release(number),
             Request::Mapped => Reply::Paths(mapped()),

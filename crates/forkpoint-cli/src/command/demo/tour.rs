@@ -75,7 +75,7 @@ async fn snapshot(app: &App, stage: &mut Stage) -> Result<(), Stop> {
         .snapshot(SnapshotRequest { name, description, ..SnapshotRequest::new("agent") })
         .await?;
     stage.step("snapshot", "keep this moment", since)?;
-    Ok(stage.typed("forkpoint snapshot agent --name good -m 'it works'")?)
+    Ok(stage.typed("forkpoint snapshot agent --no-sync --name good -m 'it works'")?)
 }
 
 async fn break_it(app: &App, stage: &mut Stage) -> Result<(), Stop> {
