@@ -3,9 +3,10 @@
 //! The order of calls is fixed by the types: only a [`Sandbox`] can be paused, only a
 //! [`PausedSandbox`] can be sealed. What must also work after a crash takes an id and nothing else.
 
-use std::{collections::BTreeMap, ffi::OsString, fmt, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, ffi::OsString, fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -17,9 +18,17 @@ use crate::{
 
 mod error;
 mod process;
+mod tree;
+mod workspace;
 
 pub use error::{DriverError, DriverResult};
-pub use process::{ByteSink, Command, ExitStatus, Process, ProcessControl, TtySize};
+pub use process::{ByteSink, Command, ExitStatus, Leaves, Process, ProcessControl, TtySize};
+pub use tree::{
+    ChangeKind, FileChange, FileDiff, FileFacts, FileKind, FileState, FileTree, NewEntry,
+};
+pub use workspace::{
+    AppliedStep, ApplyConflict, ApplyReport, ApplyRequest, ApplySkip, ApplyStep, Drift,
+};
 
 #[async_trait]
 pub trait Driver: fmt::Debug + Send + Sync {
@@ -29,6 +38,13 @@ pub trait Driver: fmt::Debug + Send + Sync {
 
     /// Read before an operation starts, so that none fails half-way for want of one.
     fn capabilities(&self) -> Capabilities;
+
+    /// Fills in what a spec leaves to its template: environment, directory, user. A template that
+    /// says where to get something is got, and replaced by a name that stays. Asked before anything
+    /// is made; what comes out is what the catalog keeps.
+    async fn complete(&self, spec: &SandboxSpec, _now: Timestamp) -> DriverResult<SandboxSpec> {
+        Ok(spec.clone())
+    }
 
     /// Creates a sandbox that is ready for [`Sandbox::exec`]. The same `id` twice is an error.
     async fn create(&self, id: SandboxId, spec: &SandboxSpec) -> DriverResult<Arc<dyn Sandbox>>;
@@ -77,6 +93,13 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// still on its way. Succeeds if there is none; refuses one that we did not make.
     async fn destroy(&self, id: SandboxId) -> DriverResult<()>;
 
+    /// Ends every process of a sandbox that runs when this time is over, without anybody who asks
+    /// again; the engine destroys it later. Holds until the sandbox is stopped or rolled back. A driver
+    /// that cannot does nothing.
+    async fn end_in(&self, _id: SandboxId, _time: Duration) -> DriverResult<()> {
+        Ok(())
+    }
+
     /// Ends every process; the files stay, and [`Driver::start`] brings the sandbox back. Works on
     /// a paused one. Stopping what is stopped is a success.
     async fn stop(&self, id: SandboxId) -> DriverResult<()>;
@@ -116,6 +139,32 @@ pub trait Driver: fmt::Debug + Send + Sync {
     /// then. The sandbox may run meanwhile.
     async fn sync(&self, artifact: &Artifact) -> DriverResult<Artifact>;
 
+    /// What changed on the host since then in directories that a sandbox sees as they are now. A
+    /// bounded look: [`Drift::complete`] says whether it saw everything.
+    async fn drift(&self, _spec: &SandboxSpec, _since: Timestamp) -> DriverResult<Vec<Drift>> {
+        Ok(Vec::new())
+    }
+
+    /// Brings home what a state changed in a workspace. With a conflict, or when only asked what would
+    /// be done, nothing changes, and [`ApplyReport::done`] says so.
+    async fn apply(&self, _of: &FileState, _request: &ApplyRequest) -> DriverResult<ApplyReport> {
+        let (driver, operation) = (self.name(), "bring a workspace's changes home");
+        Err(DriverError::Unsupported { driver, operation })
+    }
+
+    /// Opens a state of files to look into. It stays what it is, but for what a sandbox that runs
+    /// changes.
+    async fn tree(&self, of: &FileState) -> DriverResult<Arc<dyn FileTree>>;
+
+    /// What differs between two states, at `under` and below, or everywhere if that is empty. Costs
+    /// what differs, where the platform can tell.
+    async fn diff(
+        &self,
+        from: &FileState,
+        to: &FileState,
+        under: &[SandboxPath],
+    ) -> DriverResult<FileDiff>;
+
     async fn export(&self, artifact: &Artifact) -> DriverResult<Vec<Part>>;
 
     /// Makes an artifact for `snapshot`. A part in a format outside [`Capabilities::imports`] is an
@@ -141,6 +190,9 @@ pub trait Sandbox: fmt::Debug + Send + Sync {
         mode: WriteMode,
     ) -> DriverResult<()>;
 
+    /// Makes what is not a file, or sets a mode. The last name of the path is not followed.
+    async fn make(&self, path: &SandboxPath, entry: &NewEntry) -> DriverResult<()>;
+
     /// What is below a directory, in order of path; `depth` 1 is the directory's own entries.
     async fn entries(&self, path: &SandboxPath, depth: u32) -> DriverResult<Vec<Entry>>;
 
@@ -159,6 +211,12 @@ pub trait PausedSandbox: fmt::Debug + Send {
     /// sandbox stands still meanwhile. A sandbox that we made may come to stand on what this makes;
     /// an adopted one must not, for it outlives our knowledge of it.
     async fn seal(&mut self, snapshot: SnapshotId, kind: SnapshotKind) -> DriverResult<Artifact>;
+
+    /// Whether its files are exactly what they were when it was sealed as `since`, restored from it
+    /// or rolled back to it. Never true in doubt; a driver that cannot tell says no.
+    async fn is_unchanged(&mut self, _since: SnapshotId) -> DriverResult<bool> {
+        Ok(false)
+    }
 
     /// The sandbox is as it was before the pause, whether or not sealing succeeded.
     async fn resume(self: Box<Self>) -> DriverResult<()>;

@@ -30,10 +30,14 @@ use crate::{
 };
 
 mod chores;
+mod compare;
 mod create;
 mod delete;
 mod destroy;
+mod expire;
 mod fork;
+mod hooks;
+mod look;
 mod prune;
 mod read;
 mod recover;
@@ -42,10 +46,15 @@ mod rollback;
 mod running;
 mod snapshot;
 mod switch;
+mod workspace;
 
+pub use compare::{CompareRequest, Comparison};
 pub use create::{AdoptRequest, CreateRequest};
 pub use delete::SnapshotEdit;
+pub use expire::ExpiryReport;
 pub use fork::{Child, ForkRequest, ForkSource, Forked, RestoreRequest};
+pub use hooks::{Hooks, Notices, OnFailure};
+pub use look::{Look, Spot, Subject};
 pub use prune::PruneReport;
 pub use read::{SandboxView, SnapshotView, Stats, Validation};
 pub use recover::RecoveryReport;
@@ -102,6 +111,8 @@ pub struct EngineConfig {
     pub max_forks: usize,
     /// Copies that are restored at the same time.
     pub parallel_forks: usize,
+    pub hooks: Hooks,
+    pub notices: Notices,
 }
 
 impl EngineConfig {
@@ -114,6 +125,8 @@ impl EngineConfig {
             max_agent_state_bytes: 1 << 20,
             max_forks: 1000,
             parallel_forks: 4,
+            hooks: Hooks::default(),
+            notices: Notices::default(),
         }
     }
 }

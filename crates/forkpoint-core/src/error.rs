@@ -129,14 +129,21 @@ impl<T, E: Into<Error>> Context<T> for Result<T, E> {
 
 impl From<DriverError> for Error {
     fn from(err: DriverError) -> Self {
+        let err = match err {
+            DriverError::Template(err) => return *err,
+            err => err,
+        };
         let kind = match &err {
             DriverError::SandboxMissing { .. }
             | DriverError::NativeMissing { .. }
             | DriverError::PathMissing { .. }
+            | DriverError::FileMissing { .. }
             | DriverError::CommandMissing { .. } => ErrorKind::NotFound,
-            DriverError::SandboxExists { .. } | DriverError::NotRunning { .. } => {
-                ErrorKind::Conflict
-            }
+            DriverError::SandboxExists { .. }
+            | DriverError::NotRunning { .. }
+            | DriverError::InUse { .. }
+            | DriverError::TemplateTaken { .. } => ErrorKind::Conflict,
+            DriverError::Template(err) => err.kind(),
             DriverError::Invalid { .. } | DriverError::CommandRefused { .. } => ErrorKind::Invalid,
             DriverError::Foreign { .. } => ErrorKind::Denied,
             DriverError::Unsupported { .. } | DriverError::LimitUnavailable { .. } => {

@@ -1,4 +1,4 @@
-//! A path inside a sandbox.
+//! A path inside a sandbox, and one outside.
 
 use std::{
     ffi::OsString,
@@ -31,23 +31,7 @@ enum Written {
 
 impl SandboxPath {
     pub fn new(path: impl AsRef<Path>) -> Result<Self, Error> {
-        let path = path.as_ref();
-        let refuse = |why: &str| Err(Error::invalid(format!("path {path:?} {why}")));
-        if !path.is_absolute() {
-            return refuse("is not absolute");
-        }
-        let bytes = path.as_os_str().as_encoded_bytes();
-        if bytes.len() > MAX_BYTES {
-            return refuse("is longer than 4096 bytes");
-        }
-        if bytes.contains(&0) {
-            return refuse("holds a NUL byte");
-        }
-        if path.components().any(|part| part == Component::ParentDir) {
-            return refuse("goes up with `..`");
-        }
-        // Collecting the components drops `.`, doubled slashes and a slash at the end.
-        Ok(Self(path.components().collect()))
+        plain(path.as_ref()).map(Self)
     }
 
     #[must_use]
@@ -66,20 +50,85 @@ impl TryFrom<Written> for SandboxPath {
     type Error = Error;
 
     fn try_from(written: Written) -> Result<Self, Error> {
-        match written {
-            Written::Text(text) => Self::new(text),
-            Written::Bytes(bytes) => Self::new(OsString::from_vec(bytes)),
-        }
+        plain(&written.into_path()).map(Self)
     }
 }
 
 impl From<SandboxPath> for Written {
     fn from(path: SandboxPath) -> Self {
-        match path.0.to_str() {
+        Self::of(&path.0)
+    }
+}
+
+/// A path of the machine that a driver works on, as plain as a [`SandboxPath`].
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "Written", into = "Written")]
+pub struct HostPath(PathBuf);
+
+impl HostPath {
+    pub fn new(path: impl AsRef<Path>) -> Result<Self, Error> {
+        plain(path.as_ref()).map(Self)
+    }
+
+    #[must_use]
+    pub fn as_path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl fmt::Display for HostPath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.display().fmt(f)
+    }
+}
+
+impl TryFrom<Written> for HostPath {
+    type Error = Error;
+
+    fn try_from(written: Written) -> Result<Self, Error> {
+        plain(&written.into_path()).map(Self)
+    }
+}
+
+impl From<HostPath> for Written {
+    fn from(path: HostPath) -> Self {
+        Self::of(&path.0)
+    }
+}
+
+impl Written {
+    fn of(path: &Path) -> Self {
+        match path.to_str() {
             Some(text) => Self::Text(text.to_owned()),
-            None => Self::Bytes(path.0.as_os_str().as_bytes().to_vec()),
+            None => Self::Bytes(path.as_os_str().as_bytes().to_vec()),
         }
     }
+
+    fn into_path(self) -> PathBuf {
+        match self {
+            Self::Text(text) => text.into(),
+            Self::Bytes(bytes) => OsString::from_vec(bytes).into(),
+        }
+    }
+}
+
+fn plain(path: &Path) -> Result<PathBuf, Error> {
+    let refuse = |why: &str| Err(Error::invalid(format!("path {path:?} {why}")));
+    if !path.is_absolute() {
+        return refuse("is not absolute");
+    }
+    let bytes = path.as_os_str().as_encoded_bytes();
+    if bytes.len() > MAX_BYTES {
+        return refuse("is longer than 4096 bytes");
+    }
+    if bytes.contains(&0) {
+        return refuse("holds a NUL byte");
+    }
+    if path.components().any(|part| part == Component::ParentDir) {
+        return refuse("goes up with `..`");
+    }
+    // Collecting the components drops `.`, doubled slashes and a slash at the end.
+    Ok(path.components().collect())
 }
 
 #[cfg(test)]

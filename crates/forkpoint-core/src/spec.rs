@@ -6,6 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{error::Error, path::SandboxPath};
 
+mod workspace;
+
+pub use workspace::{Workspace, WorkspaceMode};
+
 const MAX_TEMPLATE_BYTES: usize = 4096;
 
 /// Kept with every sandbox and every snapshot: a copy is made from this and the artifact alone.
@@ -20,6 +24,9 @@ pub struct SandboxSpec {
     pub network: Network,
     #[serde(default)]
     pub resources: Resources,
+    /// Directories of the host.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub workspaces: Vec<Workspace>,
 }
 
 impl SandboxSpec {
@@ -32,6 +39,7 @@ impl SandboxSpec {
             env: BTreeMap::new(),
             network: Network::default(),
             resources: Resources::default(),
+            workspaces: Vec::new(),
         }
     }
 
@@ -54,7 +62,7 @@ impl SandboxSpec {
                 )));
             }
         }
-        Ok(())
+        workspace::check(&self.workspaces)
     }
 }
 

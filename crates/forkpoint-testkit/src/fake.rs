@@ -13,11 +13,13 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use forkpoint_core::{
     driver::{
-        Adopted, Artifact, Capabilities, Driver, DriverError, DriverResult, Finding, PieceName,
-        Sandbox, SandboxState, SandboxStatus, SandboxUsage, Severity, SnapshotKind,
+        Adopted, Artifact, Capabilities, Driver, DriverError, DriverResult, FileDiff, FileState,
+        FileTree, Finding, PieceName, Sandbox, SandboxState, SandboxStatus, SandboxUsage, Severity,
+        SnapshotKind,
     },
     id::{SandboxId, SnapshotId},
     part::{Part, PartFormat},
+    path::SandboxPath,
     spec::SandboxSpec,
 };
 
@@ -25,9 +27,11 @@ mod parts;
 mod process;
 mod sandbox;
 mod state;
+mod tree;
 
 use sandbox::FakeSandbox;
 use state::State;
+use tree::FakeTree;
 
 pub(crate) const DRIVER: &str = "fake";
 
@@ -267,6 +271,21 @@ impl Driver for FakeDriver {
     async fn sync(&self, artifact: &Artifact) -> DriverResult<Artifact> {
         let durable = self.state().sync(artifact)?;
         Ok(Artifact { durable, ..artifact.clone() })
+    }
+
+    async fn tree(&self, of: &FileState) -> DriverResult<Arc<dyn FileTree>> {
+        Ok(Arc::new(FakeTree(self.state().files_in(of)?)))
+    }
+
+    async fn diff(
+        &self,
+        from: &FileState,
+        to: &FileState,
+        under: &[SandboxPath],
+    ) -> DriverResult<FileDiff> {
+        let mut state = self.state();
+        let (from, to) = (state.files_in(from)?, state.files_in(to)?);
+        Ok(tree::diff(from, to, under))
     }
 
     async fn export(&self, artifact: &Artifact) -> DriverResult<Vec<Part>> {

@@ -18,6 +18,7 @@ mod environment;
 mod fake;
 pub mod faults;
 pub mod harness;
+pub mod image;
 mod simulation;
 mod store;
 mod world;

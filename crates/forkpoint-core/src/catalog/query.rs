@@ -45,6 +45,8 @@ pub struct Page<T> {
 pub struct SandboxQuery {
     pub driver: Option<String>,
     pub labels: Labels,
+    /// Only those whose time is over at this moment.
+    pub expired: Option<Timestamp>,
     pub limit: Option<usize>,
     pub after: Option<Cursor>,
 }

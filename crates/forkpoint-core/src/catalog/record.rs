@@ -24,6 +24,9 @@ pub struct SandboxRecord {
     /// Where it stands in the lineage: the parent of its next snapshot.
     pub head: Option<SnapshotId>,
     pub created: Timestamp,
+    /// When its time is over; then [`Engine::expire`](crate::Engine::expire) destroys it.
+    #[serde(default)]
+    pub expires: Option<Timestamp>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use super::SandboxState;
 use crate::{
-    error::BoxError,
+    error::{BoxError, Error},
     id::{SandboxId, SnapshotId},
     path::SandboxPath,
 };
@@ -24,6 +24,10 @@ pub enum DriverError {
 
     #[error("there is no `{path}` in sandbox `{id}`")]
     PathMissing { id: SandboxId, path: SandboxPath },
+
+    /// Files that were asked for, in neither of two places.
+    #[error("{what}")]
+    FileMissing { what: String },
 
     #[error("sandbox `{id}` is {state}")]
     NotRunning { id: SandboxId, state: SandboxState },
@@ -45,8 +49,19 @@ pub enum DriverError {
     #[error("`{what}` was not made by us, and stays")]
     Foreign { what: String },
 
+    /// Whoever tries again may succeed.
+    #[error("{what}")]
+    InUse { what: String },
+
     #[error("driver `{driver}` cannot {operation}")]
     Unsupported { driver: &'static str, operation: &'static str },
+
+    #[error("template `{name}` is there already, and is something else")]
+    TemplateTaken { name: String },
+
+    /// What a sandbox was to start from cannot be had, for a reason with a kind of its own.
+    #[error(transparent)]
+    Template(Box<Error>),
 
     #[error("this machine cannot limit {what}: {reason}")]
     LimitUnavailable { what: &'static str, reason: String },

@@ -5,6 +5,7 @@ use std::{ffi::OsString, fmt, io, pin::Pin, time::Duration};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::Sink;
+use serde::{Deserialize, Serialize};
 
 use super::{CommandEnv, DriverResult};
 use crate::{part::ByteStream, path::SandboxPath};
@@ -25,6 +26,17 @@ pub struct Command {
     pub tty: Option<TtySize>,
     /// Killed when it runs longer.
     pub timeout: Option<Duration>,
+    pub leaves: Leaves,
+}
+
+/// What of the processes that a command started may go on when it has ended.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Leaves {
+    #[default]
+    Anything,
+    /// Nothing, unless it ended with 0.
+    AnythingWhenDone,
+    Nothing,
 }
 
 impl Command {

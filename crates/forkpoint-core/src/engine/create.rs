@@ -1,5 +1,7 @@
 //! New sandboxes from a template, and sandboxes that were there before us.
 
+use jiff::Timestamp;
+
 use super::{Active, Engine, Inner, Wait};
 use crate::{
     catalog::{CatalogError, Change, NewSandbox, OperationKind, SandboxRecord},
@@ -18,13 +20,22 @@ pub struct CreateRequest {
     pub spec: SandboxSpec,
     pub name: Option<Name>,
     pub labels: Labels,
+    /// When it is to be destroyed.
+    pub expires: Option<Timestamp>,
     pub wait: Wait,
 }
 
 impl CreateRequest {
     #[must_use]
     pub fn new(spec: SandboxSpec) -> Self {
-        Self { driver: None, spec, name: None, labels: Labels::default(), wait: Wait::No }
+        Self {
+            driver: None,
+            spec,
+            name: None,
+            labels: Labels::default(),
+            expires: None,
+            wait: Wait::No,
+        }
     }
 }
 
@@ -63,12 +74,14 @@ impl Engine {
 
 impl Inner {
     async fn create(&self, request: CreateRequest) -> Result<SandboxRecord> {
-        let CreateRequest { driver, spec, name, labels, .. } = request;
+        let CreateRequest { driver, spec, name, labels, expires, .. } = request;
         let driver = self.driver(driver.as_deref().unwrap_or(&self.config.default_driver))?;
         spec.check()?;
         let id = self.new_sandbox_id();
         let shown = name.as_ref().map_or_else(|| id.to_string(), ToString::to_string);
         let doing = || format!("failed to create sandbox `{shown}`");
+        let spec = driver.complete(&spec, self.environment.now()).await.context(doing)?;
+        spec.check()?;
 
         let sandbox = NewSandbox { id, name: name.clone() };
         let active =
@@ -83,9 +96,14 @@ impl Inner {
             adopted: None,
             head: None,
             created: at,
+            expires,
         };
-        let work = driver.create(id, &record.spec).await.map(|_| (added(&record), ()));
-        self.conclude(active, work.map_err(Error::from)).await.context(doing)?;
+        let work = match driver.create(id, &record.spec).await {
+            Ok(_) => self.set_end(driver.as_ref(), &record).await,
+            Err(err) => Err(err),
+        };
+        let work = work.map(|()| (added(&record), ())).map_err(Error::from);
+        self.conclude(active, work).await.context(doing)?;
         Ok(record)
     }
 
@@ -130,6 +148,7 @@ impl Inner {
             adopted: Some(adopted.native_name),
             head: None,
             created: self.environment.now(),
+            expires: None,
         };
         self.conclude(active, Ok((added(&record), ()))).await.context(doing)?;
         Ok(record)

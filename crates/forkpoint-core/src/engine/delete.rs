@@ -16,7 +16,12 @@ use crate::{
 pub struct SnapshotEdit {
     pub name: Option<Name>,
     pub description: Option<Option<String>>,
+    /// In place of all that are there.
     pub labels: Option<Labels>,
+    /// Added to those, or in place of their values.
+    pub add_labels: Labels,
+    /// Keys that go.
+    pub remove_labels: Vec<String>,
     pub expires: Option<Option<Timestamp>>,
     pub pinned: Option<bool>,
 }
@@ -87,21 +92,25 @@ impl Inner {
         let kind = OperationKind::Edit { snapshot: record.id, new_name };
         let active = self.begin(&record.driver, kind).await.context(doing)?;
         // Read again: until `begin`, somebody else could still edit it.
-        let edited = self.catalog.snapshot(record.id).await.map(|record| edit.apply(record));
-        let work = edited
+        let found = self.catalog.snapshot(record.id).await.map_err(Error::from);
+        let work = found
+            .and_then(|record| edit.apply(record))
             .map(|edited| (Change::SnapshotEdited { snapshot: Box::new(edited.clone()) }, edited));
-        let edited = self.conclude(active, work.map_err(Error::from)).await.context(doing)?;
+        let edited = self.conclude(active, work).await.context(doing)?;
         Ok(edited.unwrap_or(record))
     }
 }
 
 impl SnapshotEdit {
-    fn apply(self, mut record: SnapshotRecord) -> SnapshotRecord {
+    fn apply(self, mut record: SnapshotRecord) -> Result<SnapshotRecord> {
         record.name = self.name.unwrap_or(record.name);
         record.description = self.description.unwrap_or(record.description);
-        record.labels = self.labels.unwrap_or(record.labels);
+        let labels = self.labels.unwrap_or(record.labels);
+        let kept =
+            labels.iter().filter(|(key, _)| !self.remove_labels.iter().any(|gone| gone == key));
+        record.labels = Labels::new(kept.chain(self.add_labels.iter()))?;
         record.expires = self.expires.unwrap_or(record.expires);
         record.pinned = self.pinned.unwrap_or(record.pinned);
-        record
+        Ok(record)
     }
 }

@@ -19,7 +19,7 @@ impl Engine {
 }
 
 impl Inner {
-    async fn destroy(&self, reference: &str) -> Result<SandboxRecord> {
+    pub(super) async fn destroy(&self, reference: &str) -> Result<SandboxRecord> {
         let record = self.find_sandbox(reference).await?;
         let driver = self.driver(&record.driver)?;
         let doing = || format!("failed to destroy sandbox `{reference}`");

@@ -6,8 +6,9 @@ use std::{
 };
 
 use futures::{StreamExt as _, stream};
+use jiff::Timestamp;
 
-use super::{Engine, Inner, SnapshotOutcome, SnapshotRequest, Wait};
+use super::{Engine, Inner, SnapshotOutcome, SnapshotRequest, Wait, hooks::HookPoint};
 use crate::{
     catalog::{CatalogError, Change, NewSandbox, OperationKind, SandboxRecord, SnapshotRecord},
     driver::{Driver, SnapshotKind},
@@ -25,6 +26,8 @@ pub struct RestoreRequest {
     pub labels: Labels,
     /// Added to the environment that the snapshot's sandbox had.
     pub env: BTreeMap<String, String>,
+    /// When it is to be destroyed.
+    pub expires: Option<Timestamp>,
     pub wait: Wait,
 }
 
@@ -35,6 +38,7 @@ impl RestoreRequest {
             name: None,
             labels: Labels::default(),
             env: BTreeMap::new(),
+            expires: None,
             wait: Wait::No,
         }
     }
@@ -48,6 +52,8 @@ pub struct ForkRequest {
     pub name: Option<Name>,
     pub labels: Labels,
     pub env: BTreeMap<String, String>,
+    /// When they are to be destroyed.
+    pub expires: Option<Timestamp>,
     pub wait: Wait,
 }
 
@@ -67,6 +73,7 @@ impl ForkRequest {
             name: None,
             labels: Labels::default(),
             env: BTreeMap::new(),
+            expires: None,
             wait: Wait::No,
         }
     }
@@ -90,8 +97,8 @@ pub struct Child {
 impl Engine {
     /// A new sandbox from a snapshot. The source stays as it is.
     pub async fn restore(&self, request: RestoreRequest) -> Result<SandboxRecord> {
-        let RestoreRequest { snapshot, name, labels, env, wait } = request;
-        let children = Children { count: 1, name, numbered: false, labels, env };
+        let RestoreRequest { snapshot, name, labels, env, expires, wait } = request;
+        let children = Children { count: 1, name, numbered: false, labels, env, expires };
         let forked = self.make(ForkSource::Snapshot(snapshot), children, wait).await?;
         match forked.children.into_iter().next() {
             Some(child) => child.result,
@@ -102,14 +109,14 @@ impl Engine {
     /// Copies of one state. A copy that fails is undone alone and reported alone; the call fails
     /// only when nothing could be tried, or when the results could not be recorded.
     pub async fn fork(&self, request: ForkRequest) -> Result<Forked> {
-        let ForkRequest { source, count, name, labels, env, wait } = request;
+        let ForkRequest { source, count, name, labels, env, expires, wait } = request;
         let max = self.inner.config.max_forks;
         if count == 0 || count > max {
             return Err(Error::invalid(format!(
                 "cannot fork {count} times: 1 to {max} is possible"
             )));
         }
-        let children = Children { count, name, numbered: true, labels, env };
+        let children = Children { count, name, numbered: true, labels, env, expires };
         self.make(source, children, wait).await
     }
 
@@ -143,6 +150,7 @@ struct Children {
     numbered: bool,
     labels: Labels,
     env: BTreeMap<String, String>,
+    expires: Option<Timestamp>,
 }
 
 impl Children {
@@ -161,12 +169,7 @@ impl Children {
         spec
     }
 
-    fn record(
-        &self,
-        child: &NewSandbox,
-        from: &SnapshotRecord,
-        at: jiff::Timestamp,
-    ) -> SandboxRecord {
+    fn record(&self, child: &NewSandbox, from: &SnapshotRecord, at: Timestamp) -> SandboxRecord {
         SandboxRecord {
             id: child.id,
             name: child.name.clone(),
@@ -176,6 +179,7 @@ impl Children {
             adopted: None,
             head: Some(from.id),
             created: at,
+            expires: self.expires,
         }
     }
 }
@@ -245,7 +249,7 @@ impl Inner {
         let kind = OperationKind::Fork { snapshot: snapshot.id, children };
         let active = self.begin(driver.name(), kind).await?;
         let attempts: Vec<Attempt> = stream::iter(records)
-            .map(|record| restore_child(driver, record, snapshot))
+            .map(|record| self.restore_child(driver, record, snapshot))
             .buffered(self.config.parallel_forks.max(1))
             .collect()
             .await;
@@ -267,20 +271,28 @@ impl Inner {
         }
         Ok(Forked { snapshot: snapshot.id, children })
     }
-}
 
-/// Restores one copy, or undoes what there is of it.
-async fn restore_child(
-    driver: &Arc<dyn Driver>,
-    record: SandboxRecord,
-    from: &SnapshotRecord,
-) -> Attempt {
-    let (id, name) = (record.id, record.name.clone());
-    let Err(err) = driver.restore(id, &record.spec, &from.artifact).await else {
-        return Attempt { child: Child { id, name, result: Ok(record) }, left: false };
-    };
-    let left = driver.destroy(id).await.is_err();
-    let message = format!("failed to restore snapshot `{}` into sandbox `{id}`", from.name);
-    let result = Err(Error::from(err).context(message));
-    Attempt { child: Child { id, name, result }, left }
+    /// Restores one copy, or undoes what there is of it.
+    async fn restore_child(
+        &self,
+        driver: &Arc<dyn Driver>,
+        record: SandboxRecord,
+        from: &SnapshotRecord,
+    ) -> Attempt {
+        let (id, name) = (record.id, record.name.clone());
+        let made = match driver.restore(id, &record.spec, &from.artifact).await {
+            Ok(live) => match self.set_end(driver.as_ref(), &record).await {
+                Ok(()) => self.run_hook(HookPoint::AfterRestore, live.as_ref(), from.id).await,
+                Err(err) => Err(err.into()),
+            },
+            Err(err) => Err(err.into()),
+        };
+        let Err(err) = made else {
+            return Attempt { child: Child { id, name, result: Ok(record) }, left: false };
+        };
+        let left = driver.destroy(id).await.is_err();
+        let message = format!("failed to restore snapshot `{}` into sandbox `{id}`", from.name);
+        let result = Err(err.context(message));
+        Attempt { child: Child { id, name, result }, left }
+    }
 }

@@ -1,6 +1,6 @@
 //! Putting a sandbox back where a snapshot was taken, in place.
 
-use super::{Engine, Inner, Wait};
+use super::{Engine, Inner, Wait, hooks::HookPoint};
 use crate::{
     catalog::{Change, OperationKind, SandboxRecord, SnapshotQuery, SnapshotRecord},
     driver::DriverError,
@@ -57,6 +57,11 @@ impl Inner {
         let kind = OperationKind::Rollback { sandbox: sandbox.id, to: to.id };
         let active = self.begin(driver.name(), kind).await.context(doing)?;
         let work = driver.rollback(sandbox.id, &sandbox.spec, &to.artifact).await;
+        if let Ok(live) = &work {
+            // What cannot be told the driver now is done by whoever comes next.
+            let _ = self.set_end(driver.as_ref(), &sandbox).await;
+            self.run_hook(HookPoint::AfterRollback, live.as_ref(), to.id).await.context(doing)?;
+        }
         let at = self.environment.now();
         let change = Change::RolledBack { sandbox: sandbox.id, to: to.id, at };
         let work = work.map(|_| (change, ())).map_err(Error::from);

@@ -5,7 +5,7 @@ use std::fmt;
 use bytes::Bytes;
 use jiff::Timestamp;
 
-use super::{Active, Engine, Inner, PruneReport, Wait};
+use super::{Active, Engine, Inner, PruneReport, Wait, hooks::HookPoint};
 use crate::{
     catalog::{CatalogError, Change, OperationKind, SandboxRecord, SnapshotRecord},
     driver::{Artifact, Driver, DriverError, Sandbox, SnapshotKind},
@@ -37,6 +37,10 @@ pub struct SnapshotRequest {
     /// Whether to have it survive a power cut before the call returns, where the platform can; the
     /// record tells whether it does. The sandbox runs meanwhile.
     pub sync: bool,
+    /// Whether to take nothing when the sandbox is as its last snapshot holds it already, with the
+    /// same state of the agent, and that one is all that is asked for here: as durable, pinned, and
+    /// there as long. Whoever asks for a name gets one. Where the driver cannot tell, one is taken.
+    pub skip_unchanged: bool,
     pub wait: Wait,
 }
 
@@ -56,6 +60,7 @@ impl SnapshotRequest {
             expires: None,
             pinned: false,
             sync: false,
+            skip_unchanged: false,
             wait: Wait::No,
         }
     }
@@ -72,12 +77,15 @@ pub enum SnapshotOutcome {
 #[non_exhaustive]
 pub enum SkipReason {
     TriggerDisabled(Trigger),
+    /// This snapshot holds the sandbox as it is.
+    Unchanged(SnapshotId),
 }
 
 impl fmt::Display for SkipReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TriggerDisabled(trigger) => write!(f, "trigger `{trigger}` is not enabled"),
+            Self::Unchanged(snapshot) => write!(f, "nothing changed since `{snapshot}`"),
         }
     }
 }
@@ -103,11 +111,11 @@ impl Engine {
 
 impl Inner {
     pub(super) async fn snapshot(&self, request: SnapshotRequest) -> Result<SnapshotOutcome> {
+        let sandbox = self.find_sandbox(&request.sandbox).await?;
         let trigger = request.trigger;
         if !self.config.triggers.contains(trigger) {
             return Ok(SnapshotOutcome::Skipped(SkipReason::TriggerDisabled(trigger)));
         }
-        let sandbox = self.find_sandbox(&request.sandbox).await?;
         let driver = self.driver(&sandbox.driver)?;
         self.check_snapshot(&request, driver.as_ref())?;
         let doing = || format!("failed to take a snapshot of sandbox `{}`", request.sandbox);
@@ -116,7 +124,14 @@ impl Inner {
         let at = self.environment.now();
         let (active, name) =
             self.begin_snapshot(&request, &sandbox, id, at).await.context(doing)?;
-        let sealed = self.seal(driver.as_ref(), &sandbox, id, &request).await;
+        let sealed = match self.seal(driver.as_ref(), &sandbox, id, &request).await {
+            Ok(Work::Unchanged(head)) => {
+                self.abandon(active).await;
+                return Ok(SnapshotOutcome::Skipped(SkipReason::Unchanged(head)));
+            }
+            Ok(Work::Sealed(sealed)) => Ok(*sealed),
+            Err(err) => Err(err),
+        };
         let work = sealed.map(|(sandbox, artifact)| {
             let snapshot = snapshot_record(&request, sandbox, name, at, artifact);
             let agent_state = request.agent_state.clone();
@@ -207,21 +222,98 @@ impl Inner {
         sandbox: &SandboxRecord,
         id: SnapshotId,
         request: &SnapshotRequest,
-    ) -> Result<(SandboxRecord, Artifact)> {
+    ) -> Result<Work> {
         let sandbox = self.catalog.sandbox(sandbox.id).await?;
+        let since = match request.skip_unchanged {
+            true => self.same_but_for_files(driver, &sandbox, request).await?,
+            false => None,
+        };
         let live = driver.attach(sandbox.id).await?;
-        let mut artifact = seal(live.as_ref(), id, request.kind).await?;
+        self.run_hook(HookPoint::BeforeSnapshot, live.as_ref(), id).await?;
+        let Some(mut artifact) = seal(live.as_ref(), id, request.kind, since).await? else {
+            // There is one whenever there is nothing to seal.
+            return since.map(Work::Unchanged).ok_or_else(|| {
+                Error::new(ErrorKind::Internal, "nothing was sealed, and nothing was there")
+            });
+        };
         if request.sync {
             artifact = driver.sync(&artifact).await?;
         }
-        Ok((sandbox, artifact))
+        Ok(Work::Sealed(Box::new((sandbox, artifact))))
+    }
+
+    /// The snapshot that the sandbox stands on, if it would do for this request unless a file has
+    /// changed. Processes and memory always change, and a deleted snapshot holds nothing.
+    async fn same_but_for_files(
+        &self,
+        driver: &dyn Driver,
+        sandbox: &SandboxRecord,
+        request: &SnapshotRequest,
+    ) -> Result<Option<SnapshotId>> {
+        let Some(head) = sandbox.head.filter(|_| request.kind == SnapshotKind::Files) else {
+            return Ok(None);
+        };
+        let found = match self.catalog.snapshot(head).await {
+            Err(CatalogError::SnapshotMissing { .. }) => return Ok(None),
+            found => found?,
+        };
+        if !would_do(&found, request) {
+            return Ok(None);
+        }
+        // Where nothing survives a power cut, another one would not either.
+        if request.sync && !found.durable && driver.sync(&found.artifact).await?.durable {
+            return Ok(None);
+        }
+        let same = match &request.agent_state {
+            None => true,
+            state => self.catalog.agent_state(head).await? == *state,
+        };
+        Ok(same.then_some(head))
+    }
+
+    /// Closes an operation that has changed nothing, and is not to.
+    async fn abandon(&self, active: Active) {
+        if let Err(err) = self.catalog.abort(&active.claim).await {
+            // Closing it finds out whether that was all that was lost, or leaves it to recovery.
+            let _ = self.conclude::<()>(active, Err(err.into())).await;
+        }
     }
 }
 
-/// Pauses, seals and resumes. The sandbox is as it was before even when sealing failed.
-async fn seal(sandbox: &dyn Sandbox, id: SnapshotId, kind: SnapshotKind) -> Result<Artifact> {
+/// Whether a snapshot with the same content is what was asked for, but for its durability.
+fn would_do(there: &SnapshotRecord, request: &SnapshotRequest) -> bool {
+    let lasts = match (there.expires, request.expires) {
+        (None, _) => true,
+        (Some(_), None) => there.pinned,
+        (Some(end), Some(wanted)) => there.pinned || end >= wanted,
+    };
+    request.name.is_none() && (there.pinned || !request.pinned) && lasts
+}
+
+/// What became of a sandbox that was looked at.
+enum Work {
+    Sealed(Box<(SandboxRecord, Artifact)>),
+    Unchanged(SnapshotId),
+}
+
+/// Pauses, seals and resumes. The sandbox is as it was before even when sealing failed. `None` when
+/// nothing has changed since `since`.
+async fn seal(
+    sandbox: &dyn Sandbox,
+    id: SnapshotId,
+    kind: SnapshotKind,
+    since: Option<SnapshotId>,
+) -> Result<Option<Artifact>> {
     let mut paused = sandbox.pause().await?;
-    let sealed = paused.seal(id, kind).await;
+    let unchanged = match since {
+        Some(since) => paused.is_unchanged(since).await,
+        None => Ok(false),
+    };
+    let sealed = match unchanged {
+        Ok(true) => Ok(None),
+        Ok(false) => paused.seal(id, kind).await.map(Some),
+        Err(err) => Err(err),
+    };
     paused.resume().await?;
     Ok(sealed?)
 }

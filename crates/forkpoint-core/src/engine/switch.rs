@@ -51,7 +51,10 @@ impl Inner {
 
         let kind = OperationKind::Switch { sandbox: record.id, to };
         let active = self.begin(driver.name(), kind).await.context(doing)?;
-        let work = switch(driver.as_ref(), &record, to).await;
+        let mut work = switch(driver.as_ref(), &record, to).await;
+        if work.is_ok() && to == Power::Start {
+            work = self.set_end(driver.as_ref(), &record).await;
+        }
         let work = work.map(|()| (Change::Switched, ())).map_err(Error::from);
         self.conclude(active, work).await.context(doing)?;
         Ok(record)

@@ -4,8 +4,12 @@
 
 mod conformance;
 mod every_call_fails;
+mod expiry;
+mod hooks;
+mod looks;
 mod model;
 mod operations;
 mod parsers;
 mod races;
 mod switches;
+mod unchanged;

@@ -289,6 +289,9 @@ fn a_trigger_that_is_off_takes_nothing_and_fails_nothing() {
         ));
         taken(engine.snapshot(request(Trigger::RunEnd)).await.unwrap());
         taken(engine.snapshot(request(Trigger::Manual)).await.unwrap());
+        let nobody = SnapshotRequest { sandbox: "nobody".to_owned(), ..request(Trigger::OnError) };
+        let err = engine.snapshot(nobody).await.unwrap_err();
+        assert_eq!(err.kind(), ErrorKind::NotFound, "a sandbox that is not there is a mistake");
     });
     assert_eq!(world.visible().snapshots.len(), 2);
 }

@@ -69,6 +69,7 @@ macro_rules! catalog_conformance {
             find::a_former_sandbox_is_found_by_its_snapshots,
             lists::sandboxes_come_in_order_and_by_page,
             lists::sandboxes_are_filtered,
+            lists::sandboxes_whose_time_is_over_are_found,
             lists::snapshots_are_filtered,
             lists::snapshots_come_newest_first_and_by_page,
             lists::a_page_is_not_disturbed_by_what_is_committed_meanwhile,

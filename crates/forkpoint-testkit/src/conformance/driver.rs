@@ -12,6 +12,7 @@ use futures::future::BoxFuture;
 pub mod commands;
 pub mod files;
 pub mod lives;
+pub mod looks;
 mod scene;
 pub mod snapshots;
 pub mod switches;
@@ -68,6 +69,9 @@ macro_rules! driver_conformance {
             lives::rolls_back_in_place_and_again,
             lives::adopts_and_never_destroys_what_is_not_ours,
             files::reads_writes_and_lists_files,
+            looks::states_can_be_looked_into,
+            looks::what_differs_is_told,
+            looks::directories_links_and_modes_are_made,
             snapshots::a_restored_copy_is_equal_and_apart,
             snapshots::snapshots_survive_their_sandbox_and_each_other,
             snapshots::unsealing_leaves_the_sandbox_where_it_stood,

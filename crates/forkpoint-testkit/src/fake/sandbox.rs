@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use forkpoint_core::{
     driver::{
-        Artifact, Command, DriverError, DriverResult, Entry, EntryKind, PausedSandbox, Process,
-        Sandbox, SandboxState, SnapshotKind, WriteMode,
+        Artifact, Command, DriverError, DriverResult, Entry, EntryKind, NewEntry, PausedSandbox,
+        Process, Sandbox, SandboxState, SnapshotKind, WriteMode,
     },
     id::{SandboxId, SnapshotId},
     part::ByteStream,
@@ -84,6 +84,25 @@ impl Sandbox for FakeSandbox {
         Ok(())
     }
 
+    /// The platform keeps files alone: directories are implied, and all have one mode.
+    async fn make(&self, path: &SandboxPath, entry: &NewEntry) -> DriverResult<()> {
+        let mut state = self.state();
+        let files = &mut state.sandbox(self.id)?.files;
+        match entry {
+            NewEntry::Symlink { .. } => {
+                let operation = "make symbolic links";
+                Err(DriverError::Unsupported { driver: DRIVER, operation })
+            }
+            NewEntry::Directory { .. } if files.contains_key(path.as_path()) => {
+                Err(failed("make a directory", "there is a file"))
+            }
+            NewEntry::Mode(_) if !files.keys().any(|file| file.starts_with(path.as_path())) => {
+                Err(self.missing(path))
+            }
+            NewEntry::Directory { .. } | NewEntry::Mode(_) => Ok(()),
+        }
+    }
+
     async fn entries(&self, path: &SandboxPath, depth: u32) -> DriverResult<Vec<Entry>> {
         let mut state = self.state();
         let files = &state.sandbox(self.id)?.files;
@@ -119,6 +138,10 @@ impl PausedSandbox for FakeSandbox {
             return Err(DriverError::Unsupported { driver: DRIVER, operation });
         }
         self.state().seal(self.id, snapshot)
+    }
+
+    async fn is_unchanged(&mut self, since: SnapshotId) -> DriverResult<bool> {
+        self.state().is_unchanged(self.id, since)
     }
 
     async fn resume(self: Box<Self>) -> DriverResult<()> {

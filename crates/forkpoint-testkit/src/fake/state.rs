@@ -8,8 +8,8 @@ use std::{
 use bytes::Bytes;
 use forkpoint_core::{
     driver::{
-        Adopted, Artifact, Capabilities, DriverError, DriverResult, Piece, PieceName, SandboxState,
-        SandboxStatus, SnapshotKind,
+        Adopted, Artifact, Capabilities, DriverError, DriverResult, FileState, Piece, PieceName,
+        SandboxState, SandboxStatus, SnapshotKind,
     },
     id::{SandboxId, SnapshotId},
     spec::SandboxSpec,
@@ -254,6 +254,15 @@ impl State {
         Ok(artifact)
     }
 
+    pub(super) fn is_unchanged(&mut self, id: SandboxId, since: SnapshotId) -> DriverResult<bool> {
+        let row = self.sandbox(id)?;
+        let (base, files, paused) = (row.base, row.files.clone(), row.paused);
+        if !paused {
+            self.violations.push(format!("`{id}` was compared while it ran"));
+        }
+        Ok(base == Some(since) && self.truth.get(&since) == Some(&files))
+    }
+
     pub(super) fn import(&mut self, snapshot: SnapshotId, files: Files) -> Artifact {
         self.truth.insert(snapshot, files.clone());
         let name = piece_name(snapshot);
@@ -324,6 +333,14 @@ impl State {
         let user = by_piece.map(|(user, _)| user.to_string());
         if let Some(user) = user.or(by_sandbox.map(|(id, _)| id.to_string())) {
             self.violations.push(format!("`{name}` was {what} while `{user}` needs it"));
+        }
+    }
+
+    pub(super) fn files_in(&mut self, state: &FileState) -> DriverResult<Files> {
+        match state {
+            FileState::Snapshot(artifact) => self.files_of(artifact),
+            FileState::Sandbox(id) => Ok(self.sandbox(*id)?.files.clone()),
+            FileState::Beginning { spec, .. } => Ok(template_files(spec)),
         }
     }
 

@@ -1,13 +1,15 @@
 //! A driver whose calls go wrong.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use forkpoint_core::{
+    Timestamp,
     driver::{
-        Adopted, Artifact, Capabilities, Command, Driver, DriverError, DriverResult, Entry,
-        Finding, PausedSandbox, PieceName, Process, Sandbox, SandboxStatus, SandboxUsage,
-        SnapshotKind, WriteMode,
+        Adopted, ApplyReport, ApplyRequest, Artifact, Capabilities, Command, Drift, Driver,
+        DriverError, DriverResult, Entry, FileDiff, FileState, FileTree, Finding, NewEntry,
+        PausedSandbox, PieceName, Process, Sandbox, SandboxStatus, SandboxUsage, SnapshotKind,
+        WriteMode,
     },
     error::BoxError,
     id::{SandboxId, SnapshotId},
@@ -78,6 +80,10 @@ impl Driver for FaultyDriver {
         self.inner.capabilities()
     }
 
+    async fn complete(&self, spec: &SandboxSpec, now: Timestamp) -> DriverResult<SandboxSpec> {
+        self.inner.complete(spec, now).await
+    }
+
     async fn create(&self, id: SandboxId, spec: &SandboxSpec) -> DriverResult<Arc<dyn Sandbox>> {
         let made = self.place.inside(id, "create", self.inner.create(id, spec)).await?;
         Ok(self.place.sandbox(made))
@@ -132,6 +138,10 @@ impl Driver for FaultyDriver {
         self.place.inside(id, "destroy", self.inner.destroy(id)).await
     }
 
+    async fn end_in(&self, id: SandboxId, time: Duration) -> DriverResult<()> {
+        self.place.inside(id, "set the end", self.inner.end_in(id, time)).await
+    }
+
     async fn stop(&self, id: SandboxId) -> DriverResult<()> {
         self.place.inside(id, "stop", self.inner.stop(id)).await
     }
@@ -162,6 +172,27 @@ impl Driver for FaultyDriver {
 
     async fn sync(&self, artifact: &Artifact) -> DriverResult<Artifact> {
         self.place.call("sync", self.inner.sync(artifact)).await
+    }
+
+    async fn drift(&self, spec: &SandboxSpec, since: Timestamp) -> DriverResult<Vec<Drift>> {
+        self.place.call("drift", self.inner.drift(spec, since)).await
+    }
+
+    async fn apply(&self, of: &FileState, request: &ApplyRequest) -> DriverResult<ApplyReport> {
+        self.place.call("apply", self.inner.apply(of, request)).await
+    }
+
+    async fn tree(&self, of: &FileState) -> DriverResult<Arc<dyn FileTree>> {
+        self.place.call("tree", self.inner.tree(of)).await
+    }
+
+    async fn diff(
+        &self,
+        from: &FileState,
+        to: &FileState,
+        under: &[SandboxPath],
+    ) -> DriverResult<FileDiff> {
+        self.place.call("diff", self.inner.diff(from, to, under)).await
     }
 
     async fn export(&self, artifact: &Artifact) -> DriverResult<Vec<Part>> {
@@ -202,6 +233,10 @@ impl Sandbox for FaultySandbox {
         self.place.call("write", self.inner.write(path, bytes, mode)).await
     }
 
+    async fn make(&self, path: &SandboxPath, entry: &NewEntry) -> DriverResult<()> {
+        self.place.call("make", self.inner.make(path, entry)).await
+    }
+
     async fn entries(&self, path: &SandboxPath, depth: u32) -> DriverResult<Vec<Entry>> {
         self.place.call("entries", self.inner.entries(path, depth)).await
     }
@@ -225,6 +260,10 @@ struct FaultyPaused {
 impl PausedSandbox for FaultyPaused {
     async fn seal(&mut self, snapshot: SnapshotId, kind: SnapshotKind) -> DriverResult<Artifact> {
         self.place.call("seal", self.inner.seal(snapshot, kind)).await
+    }
+
+    async fn is_unchanged(&mut self, since: SnapshotId) -> DriverResult<bool> {
+        self.place.call("compare", self.inner.is_unchanged(since)).await
     }
 
     async fn resume(self: Box<Self>) -> DriverResult<()> {

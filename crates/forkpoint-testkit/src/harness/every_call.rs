@@ -25,8 +25,8 @@ impl Harness<'_> {
             let before = world.visible();
             let failed = world.run(op.run).err().map(|err| err.chain().to_string());
             let mut broken: Vec<String> = failed.into_iter().collect();
-            if world.visible() == before {
-                broken.push("nothing changed".to_owned());
+            if op.is_untrue(world.visible() != before) {
+                broken.push("did not change what it should".to_owned());
             }
             broken.extend(world.broken_invariants());
             tally.add(op.name, broken);
@@ -118,9 +118,10 @@ impl Harness<'_> {
             let result = world.try_run(op.run);
             let Some(call) = world.faults.struck() else { break };
             world.faults.disarm();
-            let untrue = matches!(result, Some(Ok(()))) && world.visible() == before;
+            let changed = world.visible() != before;
+            let untrue = matches!(result, Some(Ok(()))) && op.is_untrue(changed);
             let mut broken: Vec<String> = untrue
-                .then(|| "says it is done, and nothing changed".to_owned())
+                .then(|| "says it is done, and that is not true".to_owned())
                 .into_iter()
                 .collect();
             broken.extend(recover(&world));
@@ -211,9 +212,9 @@ impl Harness<'_> {
                 let before = world.visible();
                 let answered = walk_away(&world, op, patience);
                 world.simulation.settle();
-                let silent = answered && world.visible() == before;
+                let silent = answered && op.is_untrue(world.visible() != before);
                 let mut broken = world.broken_invariants();
-                broken.extend(silent.then(|| "answered, and nothing changed".to_owned()));
+                broken.extend(silent.then(|| "answered, and that is not true".to_owned()));
                 tally.add(&format!("{}, gone after {patience} steps", op.name), broken);
                 answers += usize::from(answered);
             }
@@ -244,7 +245,9 @@ const WORK: &str = "/srv";
 /// An answer must be true. With one fault the engine can always find out what happened.
 fn lie(op: &Op, ending: &Ending) -> Option<String> {
     match &ending.result {
-        Some(Ok(())) if !ending.changed => Some("says it is done, and nothing changed".to_owned()),
+        Some(Ok(())) if op.is_untrue(ending.changed) => {
+            Some("says it is done, and that is not true".to_owned())
+        }
         Some(Err(err)) if ending.changed && ending.single && !op.parts => {
             Some(format!("says it failed, and something changed: {}", err.chain()))
         }

@@ -29,6 +29,10 @@ pub fn named(name: &str) -> CreateRequest {
     CreateRequest { name: Some(name.parse().unwrap()), ..CreateRequest::new(spec()) }
 }
 
+fn with_end(name: &str) -> CreateRequest {
+    CreateRequest { expires: Some("2101-01-01T00:00:00Z".parse().unwrap()), ..named(name) }
+}
+
 pub async fn write(engine: &Engine, sandbox: &str, path: &str, text: &str) {
     let sandbox = engine.attach(sandbox).await.unwrap();
     let bytes = stream::iter([Ok(Bytes::from(text.to_owned()))]).boxed();
@@ -42,6 +46,12 @@ pub async fn snapshot(engine: &Engine, sandbox: &str, name: &str) -> SnapshotRec
 
 pub fn snapshot_request(sandbox: &str, name: &str) -> SnapshotRequest {
     SnapshotRequest { name: Some(name.parse().unwrap()), ..SnapshotRequest::new(sandbox) }
+}
+
+/// Takes nothing of a sandbox that is as its last snapshot holds it.
+#[must_use]
+pub fn if_changed(sandbox: &str) -> SnapshotRequest {
+    SnapshotRequest { skip_unchanged: true, ..SnapshotRequest::new(sandbox) }
 }
 
 pub fn taken(outcome: SnapshotOutcome) -> SnapshotRecord {
@@ -126,6 +136,16 @@ pub struct Op {
     /// Some of it may stay although it failed: it is more than one operation, or one that the
     /// catalog keeps nothing of.
     pub parts: bool,
+    /// Changes nothing when it succeeds.
+    pub quiet: bool,
+}
+
+impl Op {
+    /// Whether "done" would not be true.
+    #[must_use]
+    pub fn is_untrue(&self, changed: bool) -> bool {
+        changed == self.quiet
+    }
 }
 
 macro_rules! op {
@@ -134,7 +154,11 @@ macro_rules! op {
             name: $name,
             run: |$engine| Box::pin(async move { $work.await.map(drop) }),
             parts: false,
+            quiet: false,
         }
+    };
+    (quiet $name:literal, |$engine:ident| $work:expr) => {
+        Op { quiet: true, ..op!($name, |$engine| $work) }
     };
     (parts $name:literal, |$engine:ident| $work:expr) => {
         Op { parts: true, ..op!($name, |$engine| $work) }
@@ -174,8 +198,9 @@ async fn prune(engine: Engine) -> Result<()> {
 }
 
 /// Every operation that changes something.
-pub const OPS: [Op; 30] = [
+pub const OPS: [Op; 33] = [
     op!("create", |engine| engine.create(named("new"))),
+    op!("create with an end", |engine| engine.create(with_end("new"))),
     op!("adopt", |engine| engine.adopt(adopt("stranger"))),
     op!("snapshot", |engine| engine.snapshot(snapshot_request("web", "three"))),
     op!("snapshot of a bare sandbox", |engine| engine.snapshot(SnapshotRequest::new("bare"))),
@@ -185,6 +210,8 @@ pub const OPS: [Op; 30] = [
     op!("snapshot with sync", |engine| {
         engine.snapshot(SnapshotRequest { sync: true, ..SnapshotRequest::new("web") })
     }),
+    op!("snapshot of what changed", |engine| engine.snapshot(if_changed("web"))),
+    op!(quiet "snapshot of what did not change", |engine| engine.snapshot(if_changed("copy"))),
     op!(parts "stop", |engine| engine.stop("web", Wait::No)),
     op!(parts "start", |engine| engine.start("heir", Wait::No)),
     op!(parts "pause", |engine| engine.pause("web", Wait::No)),

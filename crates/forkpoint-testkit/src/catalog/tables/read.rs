@@ -63,11 +63,12 @@ impl Tables {
     }
 
     pub(crate) fn sandboxes(&self, query: &SandboxQuery) -> Page<SandboxRecord> {
-        let SandboxQuery { driver, labels, limit, after } = query;
+        let SandboxQuery { driver, labels, expired, limit, after } = query;
         let rows = self.sandboxes.iter().filter(|(number, row)| {
             after.is_none_or(|after| **number > after.0)
                 && driver.as_ref().is_none_or(|driver| row.driver == *driver)
                 && row.labels.contain(labels)
+                && expired.is_none_or(|at| row.expires.is_some_and(|expires| expires <= at))
         });
         page(rows, *limit)
     }

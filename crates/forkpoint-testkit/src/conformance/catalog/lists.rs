@@ -92,6 +92,18 @@ pub async fn sandboxes_are_filtered(fixture: &dyn CatalogOpener) {
     }
 }
 
+pub async fn sandboxes_whose_time_is_over_are_found(fixture: &dyn CatalogOpener) {
+    let hand = Hand::open(fixture);
+    for (number, expires) in [(1, None), (2, Some(at(50))), (3, Some(at(10))), (4, Some(at(51)))] {
+        hand.add(&SandboxRecord { expires, ..sandbox(number) }).await;
+    }
+    for (moment, expected) in [(at(9), vec![]), (at(10), vec![3]), (at(50), vec![2, 3])] {
+        let query = SandboxQuery { expired: Some(moment), ..SandboxQuery::default() };
+        let page = hand.0.sandboxes(&query).await.unwrap();
+        assert_eq!(sandbox_numbers(&page), expected, "{query:?}");
+    }
+}
+
 /// Snapshots that differ in everything that a query can ask for.
 async fn variety(hand: &Hand) {
     hand.add(&sandbox(1)).await;

@@ -1,6 +1,6 @@
 //! What is written comes back as it was, and changes only as it should.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ffi::OsStr, os::unix::ffi::OsStrExt as _};
 
 use bytes::Bytes;
 use forkpoint_core::{
@@ -10,8 +10,8 @@ use forkpoint_core::{
         SnapshotRecord, Usage,
     },
     driver::SnapshotKind,
-    path::SandboxPath,
-    spec::{Network, Resources, SandboxSpec},
+    path::{HostPath, SandboxPath},
+    spec::{Network, Resources, SandboxSpec, Workspace, WorkspaceMode},
     trigger::Trigger,
 };
 
@@ -36,6 +36,12 @@ fn odd_spec() -> SandboxSpec {
             cpu_millis: Some(1),
             pids: Some(u32::MAX),
         },
+        workspaces: vec![Workspace {
+            source: HostPath::new(OsStr::from_bytes(b"/srv/\xff 'x'")).unwrap(),
+            at: SandboxPath::new(OsStr::from_bytes(b"/\xfe")).unwrap(),
+            mode: WorkspaceMode::Copy,
+            since: time("2026-08-15T09:50:55.123456789Z"),
+        }],
     }
 }
 
@@ -55,6 +61,7 @@ pub async fn every_field_of_a_sandbox_survives(fixture: &dyn CatalogOpener) {
         adopted: Some(ODD.to_owned()),
         head: Some(snapshot_id(1)),
         created: time("2026-08-15T09:50:55.123456789Z"),
+        expires: Some(time("2026-08-15T10:50:55.000000001Z")),
         ..sandbox(2)
     };
     let kind = OperationKind::Adopt { sandbox: new(&full) };

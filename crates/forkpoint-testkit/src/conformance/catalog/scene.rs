@@ -54,6 +54,7 @@ pub fn sandbox(number: u64) -> SandboxRecord {
         adopted: None,
         head: None,
         created: at(0),
+        expires: None,
     }
 }
 
