@@ -4,4 +4,4 @@
 mod sqlite;
 
 #[cfg(feature = "sqlite")]
-pub use sqlite::SqliteCatalog;
+pub use sqlite::{SqliteCatalog, SqliteReader};

@@ -45,6 +45,7 @@ mod operation;
 mod owner;
 mod piece;
 mod place;
+mod reader;
 mod retention;
 mod row;
 mod session;
@@ -56,6 +57,7 @@ mod tests;
 
 use owner::Owner;
 use place::{Answer, Fault, Place};
+pub use reader::SqliteReader;
 use session::{Access, Session};
 use worker::Worker;
 

@@ -52,10 +52,16 @@ pub(super) fn sandboxes(tx: &Transaction<'_>, query: &SandboxQuery) -> Answer<Pa
 }
 
 pub(super) fn sandboxes_sql(query: &SandboxQuery) -> Composed {
-    let SandboxQuery { driver, labels, limit, after } = query;
+    let SandboxQuery { driver, labels, expired, limit, after } = query;
     let after = after.map_or(0, |after| clamped(after.0));
-    Composed::default()
-        .with("SELECT sandbox.* FROM sandbox WHERE sandbox.seq > ?", [after])
+    let start = match expired {
+        None => {
+            Composed { sql: "SELECT sandbox.* FROM sandbox WHERE".to_owned(), values: Vec::new() }
+        }
+        Some(at) => Composed::default().with(sql!("expired_sandboxes"), [Moment(*at).text()]),
+    };
+    start
+        .with(" sandbox.seq > ?", [after])
         .with_any(" AND sandbox.driver = ?", driver.clone())
         .with_labels(concat!(" AND ", sql!("sandbox_is_labelled")), labels.iter())
         .with(" ORDER BY sandbox.seq LIMIT ?", [one_more(*limit)])

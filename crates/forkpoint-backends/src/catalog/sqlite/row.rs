@@ -63,6 +63,7 @@ pub(super) fn sandbox(row: &Row<'_>) -> Result<SandboxRecord> {
         adopted: row.get("adopted")?,
         head: shown_if_any(row, "head")?,
         created: moment(row, "created")?,
+        expires: moment_if_any(row, "expires")?,
     })
 }
 
@@ -74,6 +75,7 @@ pub(super) fn add_sandbox(tx: &Transaction<'_>, record: &SandboxRecord) -> Resul
         ":adopted": record.adopted,
         ":head": record.head.map(Shown),
         ":created": Moment(record.created),
+        ":expires": record.expires.map(Moment),
         ":labels": Json(&record.labels),
         ":spec": Json(&record.spec),
     })?;

@@ -112,6 +112,10 @@ fn lists_are_read_from_an_index() {
         large.write(|tx| list::snapshots(tx, &query));
     }
     large.assert_list("sandboxes", &list::sandboxes_sql(&SandboxQuery::default()));
+    // Asked at every start, and mostly about nothing.
+    let expired = Some("2026-08-15T09:50:55Z".parse().unwrap());
+    let due = list::sandboxes_sql(&SandboxQuery { expired, ..SandboxQuery::default() });
+    large.assert_indexed("expired", &due.sql, &due.values);
 
     let text = |text: &str| Value::from(text.to_owned());
     let prefix = [text("snp0000000000000000000000001"), text("snp0000000000000000000000001~")];

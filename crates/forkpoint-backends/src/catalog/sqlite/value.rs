@@ -59,9 +59,15 @@ impl FromSql for Unsigned {
 /// A time as text of one width, which sorts like the time from the year 0 on.
 pub(super) struct Moment(pub(super) Timestamp);
 
+impl Moment {
+    pub(super) fn text(&self) -> String {
+        format!("{:.9}", self.0)
+    }
+}
+
 impl ToSql for Moment {
     fn to_sql(&self) -> rusqlite::Result<ToSqlOutput<'_>> {
-        Ok(format!("{:.9}", self.0).into())
+        Ok(self.text().into())
     }
 }
 

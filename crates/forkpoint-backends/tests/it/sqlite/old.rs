@@ -1,9 +1,12 @@
 //! Old friends: a catalog of every format that was ever released opens, and means what it meant.
 
+use std::fs;
+
+use forkpoint_backends::catalog::SqliteReader;
 use forkpoint_core::{
     catalog::{
         Catalog, Change, ChoreTask, LineageScope, OperationKind, OwnerState, Power, Reclaimed,
-        SnapshotQuery,
+        SandboxQuery, SnapshotQuery,
     },
     id::OperationId,
     trigger::Trigger,
@@ -86,7 +89,7 @@ fn format_1_is_read_and_goes_on() {
     // A reader of format 1 would take an operation of format 2 for damage.
     let file = rusqlite::Connection::open(directory.file()).unwrap();
     let version = file.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0));
-    assert_eq!(version.unwrap(), 2, "it is kept away from now on");
+    assert_eq!(version.unwrap(), 3, "it is kept away from now on");
     drop(file);
     block_on(read_all(catalog.as_ref()));
     block_on(work_on(catalog.as_ref()));
@@ -110,4 +113,37 @@ fn format_2_is_read_and_goes_on() {
     block_on(read_all(catalog.as_ref()));
     block_on(close_the_switch(catalog.as_ref()));
     block_on(work_on(catalog.as_ref()));
+}
+
+#[test]
+fn format_3_is_read_and_goes_on() {
+    let directory = old(include_str!("../../fixtures/catalog-v3.sql"));
+    let catalog = directory.open();
+    block_on(read_all(catalog.as_ref()));
+    let web = block_on(catalog.find_sandbox("fake", "web")).unwrap();
+    assert_eq!(web.expires.unwrap().to_string(), "2030-01-01T00:00:00.123456789Z");
+    let query = SandboxQuery { expired: web.expires, ..SandboxQuery::default() };
+    assert_eq!(block_on(catalog.sandboxes(&query)).unwrap().items, [web]);
+    block_on(close_the_switch(catalog.as_ref()));
+    block_on(work_on(catalog.as_ref()));
+}
+
+#[test]
+fn a_reader_changes_nothing_in_an_old_one() {
+    let dumps = [
+        include_str!("../../fixtures/catalog-v1.sql"),
+        include_str!("../../fixtures/catalog-v2.sql"),
+        include_str!("../../fixtures/catalog-v3.sql"),
+    ];
+    for (number, dump) in (1..).zip(dumps) {
+        let directory = old(dump);
+        let before = fs::read(directory.file()).unwrap();
+        let reader = SqliteReader::new(directory.file()).unwrap();
+        // Of an older form it may not know enough: then it says so.
+        let found = block_on(reader.sandboxes(&SandboxQuery::default()));
+        assert!(number < 3 || found.unwrap().items.len() > 1, "{number}");
+        drop(reader);
+        assert_eq!(fs::read(directory.file()).unwrap(), before, "{number}");
+        assert!(!directory.owners().exists(), "{number}: nobody signed in");
+    }
 }

@@ -1,2 +1,2 @@
-INSERT INTO sandbox (id, driver, name, adopted, head, created, labels, spec)
-VALUES (:id, :driver, :name, :adopted, :head, :created, :labels, :spec)
+INSERT INTO sandbox (id, driver, name, adopted, head, created, expires, labels, spec)
+VALUES (:id, :driver, :name, :adopted, :head, :created, :expires, :labels, :spec)
