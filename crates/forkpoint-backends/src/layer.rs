@@ -11,16 +11,21 @@
 
 mod attributes;
 mod capture;
+mod changed;
 mod copy;
 mod crew;
 mod cursor;
+mod diff;
+mod dress;
 mod error;
 mod fill;
 mod flatten;
 mod manifest;
 mod marks;
 mod measure;
+mod merged;
 mod name;
+mod pin;
 mod plan;
 mod record;
 mod replace;
@@ -28,20 +33,30 @@ mod stage;
 mod store;
 mod trash;
 mod tree;
+mod unchanged;
+mod view;
 
 use std::path::{Path, PathBuf};
 
 pub use capture::CaptureSpec;
+pub use changed::{Moment, changed_since};
+pub(crate) use copy::copy_bytes;
+pub(crate) use diff::same_bytes;
+pub use diff::{DiffSpec, ViewChange, ViewDiff, diff};
+pub(crate) use error::Fault;
 pub use error::{LayerError, LayerResult};
 pub use flatten::Below;
 pub use manifest::Manifest;
 pub use marks::Marks;
+pub(crate) use marks::{Fate, is_whiteout, put_whiteout};
 pub use name::LayerName;
 pub use record::{LayerRecord, LayerSize};
 pub(crate) use replace::replace;
 pub use stage::{PromisedLayer, Stage};
 pub use store::{LayerStore, SweepStats};
+pub(crate) use trash::remove_tree;
 pub use trash::{Leftover, ReapStats};
+pub use view::{LayerView, ViewFacts, ViewLevel, ViewMount};
 
 /// A file name that nobody else comes up with.
 pub(crate) fn unique_name(what: &str) -> String {

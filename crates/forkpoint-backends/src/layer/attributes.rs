@@ -29,7 +29,8 @@ const XATTR_MAX: usize = 64 * 1024;
 const XATTR_USUAL: usize = 512;
 
 /// Labels that the machine's own policy gives: what cannot be copied was not the sandbox's.
-const OF_THE_MACHINE: [&[u8]; 3] = [b"security.selinux", b"security.ima", b"security.evm"];
+pub(super) const OF_THE_MACHINE: [&[u8]; 3] =
+    [b"security.selinux", b"security.ima", b"security.evm"];
 
 /// Copies attributes into inodes that were made just now.
 #[derive(Debug)]
@@ -56,25 +57,44 @@ impl Attributes {
     }
 
     /// Everything that `stat` and the source's extended attributes tell, but for the content.
-    pub(super) fn copy(&mut self, from: Place, stat: &Stat, to: Place) -> Result<(), Fault> {
+    /// `has_mode` when it was made with the right mode, which an access list may have changed.
+    pub(super) fn copy(
+        &mut self,
+        from: Place,
+        stat: &Stat,
+        to: Place,
+        has_mode: bool,
+    ) -> Result<(), Fault> {
         if (stat.st_uid, stat.st_gid) != self.newborn {
             set_owner(to, stat).during("set the owner of")?;
         }
-        self.copy_extended(from, to)?;
-        set_mode(to, stat).during("set the mode of")
+        let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        let extended = self.copy_extended(from, to, is_file)?;
+        if has_mode && !extended { Ok(()) } else { set_mode(to, stat).during("set the mode of") }
     }
 
-    fn copy_extended(&mut self, from: Place, to: Place) -> Result<(), Fault> {
+    /// Whether there were any.
+    pub(super) fn copy_extended(
+        &mut self,
+        from: Place,
+        to: Place,
+        is_file: bool,
+    ) -> Result<bool, Fault> {
         let len = match list(from, &mut self.names) {
             Err(Errno::OPNOTSUPP) => 0,
             result => result.during("list attributes of")?,
         };
         let mut rest = &self.names[..len];
+        let mut any = false;
         while let Ok(name) = CStr::from_bytes_until_nul(rest) {
             rest = &rest[name.to_bytes_with_nul().len()..];
             match self.marks.fate(name.to_bytes()) {
-                Fate::Kept => copy_one(from, to, name, &mut self.value)?,
-                Fate::Dropped => {}
+                Fate::Kept => {
+                    copy_one(from, to, name, &mut self.value)?;
+                    any = true;
+                }
+                Fate::Emptied if is_file => write(to, name, b"").during("set attributes of")?,
+                Fate::Emptied | Fate::Dropped => {}
                 Fate::Refused => {
                     return Err(Fault::Unsupported {
                         reason: "overlayfs keeps part of it elsewhere (`redirect_dir`, `metacopy`)",
@@ -82,7 +102,7 @@ impl Attributes {
                 }
             }
         }
-        Ok(())
+        Ok(any)
     }
 }
 

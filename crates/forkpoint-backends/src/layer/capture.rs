@@ -5,7 +5,10 @@
 
 use std::{
     ffi::CString,
-    os::{fd::AsFd as _, unix::ffi::OsStrExt as _},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
     path::{Component, Path, PathBuf},
     sync::{
         Arc, Weak,
@@ -54,12 +57,22 @@ impl<'a> CaptureSpec<'a> {
 impl Stage {
     /// After a failure the stage is of no use, and should be dropped.
     pub fn capture(&mut self, spec: &CaptureSpec) -> LayerResult<Manifest> {
+        let (to, links) = self.openings()?;
+        self.capture_into(spec, to, links)
+    }
+
+    /// `links` is an empty directory beside the tree that `to` is in.
+    pub(super) fn capture_into(
+        &mut self,
+        spec: &CaptureSpec,
+        to: DirCursor,
+        links: OwnedFd,
+    ) -> LayerResult<Manifest> {
         let source = open_path(spec.upper)?;
         let root = source.try_clone().during("open").at(|| spec.upper.to_owned())?;
         let mut from = DirCursor::new(spec.upper.to_owned(), root, KEEP);
         let mut tree = Tree::scan(&mut from, self.marks())?;
         let plan = Plan::new(spec.since.map(Manifest::tree), &tree);
-        let (to, links) = self.openings()?;
         let hire = || {
             let copier = Copier::new(self.marks(), links.as_fd()).at(|| self.path())?;
             Ok(Hand { tree: &tree, plan: &plan, copier })

@@ -17,7 +17,7 @@ use std::{
 use rustix::{
     fs::{
         AtFlags, FileType, Mode, OFlags, SeekFrom, Stat, copy_file_range, fstat, ftruncate,
-        ioctl_ficlone, linkat, mknodat, openat, readlinkat, seek, statat, symlinkat,
+        ioctl_ficlone, linkat, mknodat, openat, readlinkat, seek, statat, symlinkat, unlinkat,
     },
     io::Errno,
 };
@@ -28,6 +28,7 @@ use super::{
     cursor::FileId,
     error::{During as _, Fault},
     marks::{Marks, is_whiteout, put_whiteout},
+    store::unique,
 };
 
 /// Below this, the inode is what costs, and a reflink is no faster than a copy.
@@ -46,6 +47,9 @@ pub(super) struct Copier<'a> {
     kept: u64,
     counted: HashSet<FileId>,
     clones: bool,
+    /// Bits of a mode that a new file here does not get, for the process's mask or the directory's
+    /// default access list.
+    masked: Mode,
     /// Reads without a trace in the time of the last access, which only owners may. The trace would
     /// be one more write per file.
     quiet: bool,
@@ -64,6 +68,7 @@ impl<'a> Copier<'a> {
             kept: 0,
             counted: HashSet::new(),
             clones: true,
+            masked: masked(links).during("create a file in")?,
             quiet: true,
             buffer: vec![0; BUFFER],
             size: LayerSize::default(),
@@ -95,6 +100,25 @@ impl<'a> Copier<'a> {
         }
         self.count(&stat);
         if several { self.keep(&stat, to, name) } else { Ok(()) }
+    }
+
+    /// The same for what was seen to be a regular file with one name, and that nobody could change
+    /// since: one look less.
+    pub(super) fn copy_plain(
+        &mut self,
+        from: BorrowedFd,
+        to: BorrowedFd,
+        name: &CStr,
+        check: impl FnOnce(&Stat) -> bool,
+    ) -> Result<(), Fault> {
+        let source = File::from(self.open(from, name).during("read")?);
+        let stat = fstat(&source).during("inspect")?;
+        if !check(&stat) || FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+            return Err(Fault::Changed);
+        }
+        self.copy_open(&source, to, name, &stat)?;
+        self.count(&stat);
+        Ok(())
     }
 
     /// Counts an inode once, however many names it has.
@@ -138,11 +162,31 @@ impl<'a> Copier<'a> {
         if file_id(&opened) != file_id(stat) || opened.st_size != stat.st_size {
             return Err(Fault::Changed);
         }
-        let target = File::from(create(to, name).during("create a copy of")?);
-        self.copy_content(&source, &target, stat).during("copy")?;
-        let place = Place::Open(target.as_fd());
-        self.attributes.copy(Place::Open(source.as_fd()), stat, place)?;
-        set_times(place, stat)
+        self.copy_open(&source, to, name, stat)
+    }
+
+    fn copy_open(
+        &mut self,
+        source: &File,
+        to: BorrowedFd,
+        name: &CStr,
+        stat: &Stat,
+    ) -> Result<(), Fault> {
+        let born = self.born_with(stat);
+        let target = create(to, name, born.unwrap_or(Mode::RUSR | Mode::WUSR));
+        let target = File::from(target.during("create a copy of")?);
+        self.copy_content(source, &target, stat).during("copy")?;
+        let (from, to) = (Place::Open(source.as_fd()), Place::Open(target.as_fd()));
+        self.attributes.copy(from, stat, to, born.is_some())?;
+        set_times(to, stat)
+    }
+
+    /// The mode, if a file can be made with it: it must be open to its owner, who has yet to set
+    /// attributes, and what is special about a mode goes when a file is written to.
+    fn born_with(&self, stat: &Stat) -> Option<Mode> {
+        let mode = Mode::from_raw_mode(stat.st_mode);
+        let special = Mode::SUID | Mode::SGID | Mode::SVTX;
+        (mode.contains(Mode::WUSR) && !mode.intersects(self.masked | special)).then_some(mode)
     }
 
     fn open(&mut self, directory: BorrowedFd, name: &CStr) -> rustix::io::Result<OwnedFd> {
@@ -195,16 +239,26 @@ impl<'a> Copier<'a> {
             _ => return Err(Fault::Changed),
         }
         let place = Place::Named(to, name);
-        self.attributes.copy(Place::Named(from, name), stat, place)?;
+        self.attributes.copy(Place::Named(from, name), stat, place, false)?;
         set_times(place, stat)
     }
 }
 
 const DEVICE: &str = "making a device node is not permitted here";
 
-fn create(directory: BorrowedFd, name: &CStr) -> rustix::io::Result<OwnedFd> {
+fn create(directory: BorrowedFd, name: &CStr, mode: Mode) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(directory, name, flags, Mode::RUSR | Mode::WUSR)
+    openat(directory, name, flags, mode)
+}
+
+/// Found by making a file that asks for everything. Several may try in one directory.
+fn masked(directory: BorrowedFd) -> rustix::io::Result<Mode> {
+    let name = unique("mask");
+    let all = Mode::RWXU | Mode::RWXG | Mode::RWXO;
+    let file = openat(directory, &name, OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC, all)?;
+    let born = fstat(&file).map(|stat| Mode::from_raw_mode(stat.st_mode));
+    unlinkat(directory, &name, AtFlags::empty())?;
+    Ok(all - born?)
 }
 
 pub(super) fn file_id(stat: &Stat) -> FileId {
@@ -213,6 +267,14 @@ pub(super) fn file_id(stat: &Stat) -> FileId {
 
 pub(super) fn allocated(stat: &Stat) -> u64 {
     stat.st_blocks as u64 * 512
+}
+
+/// The content of a file of `len` bytes: shared if the file system can, else copied, with its holes.
+pub(crate) fn copy_bytes(source: &File, target: &File, len: u64) -> io::Result<()> {
+    if len >= CLONE_MIN && ioctl_ficlone(target, source).is_ok() {
+        return Ok(());
+    }
+    copy_extents(source, target, len, &mut vec![0; BUFFER])
 }
 
 fn copy_extents(source: &File, target: &File, len: u64, buffer: &mut [u8]) -> io::Result<()> {

@@ -47,7 +47,7 @@ pub enum LayerError {
 
 /// A failure that does not know its path yet: the walk that met it does.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(crate) enum Fault {
     Io { operation: &'static str, source: io::Error },
     Unsupported { reason: &'static str },
     Changed,

@@ -83,7 +83,10 @@ impl<'a> Hand<'a> {
             Print::of(stat) == entry.print && (entry.linked || stat.st_nlink <= 1)
                 || entry.print.is_whiteout()
         };
-        self.copier.copy(from, to, &entry.name, same)
+        match entry.print.is_file() && !entry.linked {
+            true => self.copier.copy_plain(from, to, &entry.name, same),
+            false => self.copier.copy(from, to, &entry.name, same),
+        }
     }
 
     pub(super) fn release(&mut self, pair: Arc<Pair>) -> LayerResult<()> {
@@ -105,7 +108,7 @@ impl<'a> Hand<'a> {
         let (directory, plan) = self.at(index);
         let stat = fstat(from).during("inspect")?;
         let attributes = &mut self.copier.attributes;
-        attributes.copy(Place::Open(from), &stat, Place::Open(to))?;
+        attributes.copy(Place::Open(from), &stat, Place::Open(to), false)?;
         if plan.opaque {
             attributes.marks.set_opaque(to)?;
         }

@@ -4,13 +4,12 @@
 //! that nothing may ever be changed in a layer: its files are in other layers too.
 
 use std::{
-    collections::{BTreeMap, btree_map},
     ffi::{CStr, CString},
     os::fd::AsFd as _,
 };
 
 use rustix::{
-    fs::{AtFlags, FileType, Mode, fstat, linkat, mkdirat, statat},
+    fs::{AtFlags, Mode, fstat, linkat, mkdirat, statat},
     io::Errno,
 };
 
@@ -18,9 +17,10 @@ use super::{
     Layer, LayerError, LayerResult, Marks,
     attributes::{Place, set_times},
     copy::Copier,
-    cursor::{DirCursor, names},
+    cursor::DirCursor,
     error::{At as _, During as _, Fault},
-    marks::{is_whiteout, put_whiteout},
+    marks::put_whiteout,
+    merged::{Found, Kind, look},
     stage::Stage,
     store::open_path,
 };
@@ -84,22 +84,6 @@ struct Merging {
     pending: Vec<(CString, Found)>,
 }
 
-/// What a name stands for.
-struct Found {
-    kind: Kind,
-    /// The layers that have it, the top first. Only a directory is in several.
-    parts: Vec<usize>,
-    /// A lower layer has something else under this name, which ends the directory there.
-    ended: bool,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Whiteout,
-    Directory,
-    Other,
-}
-
 impl Merger<'_> {
     fn merge(&mut self) -> LayerResult<()> {
         let root =
@@ -146,7 +130,7 @@ impl Merger<'_> {
     /// Everything in a directory but the directories in it.
     fn fill(&mut self, parts: Vec<usize>, opaque: bool, hidden: bool) -> LayerResult<Merging> {
         let mut merging = Merging { opaque, hidden, whiteouts: false, pending: Vec::new(), parts };
-        for (name, found) in self.look(&merging.parts)? {
+        for (name, found) in look(&self.layers, merging.parts.iter().copied())? {
             match found.kind {
                 Kind::Directory => merging.pending.push((name, found)),
                 Kind::Whiteout if hidden => {}
@@ -161,18 +145,6 @@ impl Merger<'_> {
             }
         }
         Ok(merging)
-    }
-
-    fn look(&self, parts: &[usize]) -> LayerResult<BTreeMap<CString, Found>> {
-        let mut found = BTreeMap::new();
-        for &part in parts {
-            let cursor = &self.layers[part];
-            for (name, kind) in names(cursor.fd()).at(|| cursor.path())? {
-                let kind = kind_of(cursor, &name, kind).at(|| cursor.path_of(&name))?;
-                see(found.entry(name), part, kind);
-            }
-        }
-        Ok(found)
     }
 
     fn link(&mut self, part: usize, name: &CStr) -> Result<(), Fault> {
@@ -196,7 +168,7 @@ impl Merger<'_> {
         let from = self.layers[*top].fd();
         let stat = fstat(from).during("inspect")?;
         let to = Place::Open(self.to.fd());
-        self.copier.attributes.copy(Place::Open(from), &stat, to)?;
+        self.copier.attributes.copy(Place::Open(from), &stat, to, false)?;
         let marks = self.copier.attributes.marks;
         if directory.opaque {
             marks.set_opaque(self.to.fd())?;
@@ -205,38 +177,5 @@ impl Merger<'_> {
             marks.set_whiteouts(self.to.fd())?;
         }
         set_times(to, &stat)
-    }
-}
-
-/// The upper layer wins, but a directory goes on in the layers below until something ends it.
-fn see(entry: btree_map::Entry<CString, Found>, part: usize, kind: Kind) {
-    match entry {
-        btree_map::Entry::Vacant(vacant) => {
-            vacant.insert(Found { kind, parts: vec![part], ended: false });
-        }
-        btree_map::Entry::Occupied(mut occupied) => {
-            let found = occupied.get_mut();
-            if found.kind != Kind::Directory || found.ended {
-            } else if kind == Kind::Directory {
-                found.parts.push(part);
-            } else {
-                found.ended = true;
-            }
-        }
-    }
-}
-
-fn kind_of(cursor: &DirCursor, name: &CStr, kind: FileType) -> Result<Kind, Fault> {
-    match kind {
-        FileType::Directory => Ok(Kind::Directory),
-        FileType::CharacterDevice | FileType::Unknown => {
-            let stat = statat(cursor.fd(), name, AtFlags::SYMLINK_NOFOLLOW).during("inspect")?;
-            Ok(match FileType::from_raw_mode(stat.st_mode) {
-                FileType::Directory => Kind::Directory,
-                _ if is_whiteout(&stat) => Kind::Whiteout,
-                _ => Kind::Other,
-            })
-        }
-        _ => Ok(Kind::Other),
     }
 }

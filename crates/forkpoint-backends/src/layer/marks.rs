@@ -21,10 +21,13 @@ pub enum Marks {
 
 /// What becomes of an extended attribute on its way into a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(crate) enum Fate {
     Kept,
     /// It means something to overlayfs about the tree that it is in, and nothing elsewhere.
     Dropped,
+    /// Of a file, that it is there tells that the file was below and was copied up; from where, nobody
+    /// can tell any more.
+    Emptied,
     /// Without the directory or the data that it points to, the entry is not what it seems.
     Refused,
 }
@@ -59,12 +62,13 @@ impl Marks {
         }
     }
 
-    pub(super) fn fate(self, attribute: &[u8]) -> Fate {
+    pub(crate) fn fate(self, attribute: &[u8]) -> Fate {
         match attribute.strip_prefix(self.prefix()) {
             // overlayfs stores here what somebody inside set as an overlay attribute of theirs.
             None => Fate::Kept,
             Some(inner) if inner.starts_with(b"overlay.") => Fate::Kept,
             Some(b"redirect" | b"metacopy") => Fate::Refused,
+            Some(b"origin") => Fate::Emptied,
             Some(_) => Fate::Dropped,
         }
     }
@@ -78,15 +82,21 @@ impl Marks {
         }
     }
 
-    pub(super) fn set_opaque(self, directory: impl AsFd) -> Result<(), Fault> {
+    pub(crate) fn set_opaque(self, directory: impl AsFd) -> Result<(), Fault> {
         fsetxattr(directory, self.opaque(), b"y", XattrFlags::empty()).during("mark as opaque")
     }
 
     /// Must be on a directory with whiteouts: where nothing lies below the directory, the kernel
     /// looks for them only if it seems copied up, and else lists them as names that nobody can
     /// open. An empty value means that the origin is unknown.
-    pub(super) fn set_whiteouts(self, directory: impl AsFd) -> Result<(), Fault> {
+    pub(crate) fn set_whiteouts(self, directory: impl AsFd) -> Result<(), Fault> {
         fsetxattr(directory, self.origin(), b"", XattrFlags::empty()).during("mark")
+    }
+
+    /// Whether a file of a layer was one of a layer below before somebody wrote to it.
+    pub(crate) fn is_copied_up(self, file: impl AsFd) -> bool {
+        // Too long for the buffer is there as well.
+        matches!(fgetxattr(file, self.origin(), &mut [0u8; 256]), Ok(_) | Err(Errno::RANGE))
     }
 
     /// What the file system below `directory` lets us write.
@@ -96,11 +106,11 @@ impl Marks {
     }
 }
 
-pub(super) fn is_whiteout(stat: &Stat) -> bool {
+pub(crate) fn is_whiteout(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == 0
 }
 
-pub(super) fn put_whiteout(directory: impl AsFd, name: &std::ffi::CStr) -> Result<(), Fault> {
+pub(crate) fn put_whiteout(directory: impl AsFd, name: &std::ffi::CStr) -> Result<(), Fault> {
     mknodat(directory, name, FileType::CharacterDevice, Mode::empty(), 0).during("hide")
 }
 
@@ -111,7 +121,7 @@ mod tests {
     #[test]
     fn only_what_overlayfs_itself_wrote_is_left_behind() {
         let fate = |name: &str| Marks::Trusted.fate(name.as_bytes());
-        assert_eq!(fate("trusted.overlay.origin"), Fate::Dropped);
+        assert_eq!(fate("trusted.overlay.origin"), Fate::Emptied);
         assert_eq!(fate("trusted.overlay.opaque"), Fate::Dropped);
         assert_eq!(fate("trusted.overlay.overlay.opaque"), Fate::Kept);
         assert_eq!(fate("trusted.overlay.redirect"), Fate::Refused);

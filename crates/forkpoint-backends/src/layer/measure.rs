@@ -2,10 +2,7 @@
 
 use std::{collections::HashSet, ffi::CString, io, os::fd::OwnedFd};
 
-use rustix::{
-    fs::{AtFlags, Dir, FileType, Stat, statat},
-    io::Errno,
-};
+use rustix::fs::{AtFlags, Dir, FileType, Stat, statat};
 
 use super::{
     LayerResult, LayerSize,
@@ -22,8 +19,9 @@ pub(super) fn measure(mut cursor: DirCursor) -> LayerResult<LayerSize> {
         if let Some(name) = directories.pop() {
             match cursor.enter(&name) {
                 Ok(()) => pending.push(counter.count(&cursor).at(|| cursor.path())?),
-                // A tree that is in use may change while it is counted.
-                Err(Fault::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+                // A tree that is in use may change while it is counted. And without root there may be
+                // directories that their owner may not look into: what is in them is not counted.
+                Err(Fault::Io { source, .. }) if is_passed_over(&source) => {}
                 Err(fault) => return Err(fault.at(cursor.path_of(&name))),
             }
         } else {
@@ -61,6 +59,10 @@ pub(super) fn measure_small(root: OwnedFd, entries_max: usize) -> Option<LayerSi
     Some(counter.size)
 }
 
+fn is_passed_over(err: &io::Error) -> bool {
+    matches!(err.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied)
+}
+
 #[derive(Default)]
 struct Counter {
     size: LayerSize,
@@ -73,7 +75,7 @@ impl Counter {
         let mut directories = Vec::new();
         for (name, _) in names(cursor.fd())? {
             let stat = match statat(cursor.fd(), &name, AtFlags::SYMLINK_NOFOLLOW) {
-                Err(Errno::NOENT) => continue,
+                Err(err) if is_passed_over(&err.into()) => continue,
                 result => result.during("inspect")?,
             };
             if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {

@@ -9,6 +9,7 @@ use super::LayerError;
 
 const MARK: &str = "lyr";
 const TAG_MAX: usize = 16;
+const PIN: &str = "pin";
 
 /// `lyr` and a snapshot id, and for a further layer of the same snapshot a dash and a tag:
 /// `lyrsnp01k…`, `lyrsnp01k…-flat1`. So it is a valid file name and cannot lead elsewhere.
@@ -24,6 +25,15 @@ impl LayerName {
     /// For what is made later for the same snapshot, such as a flattened chain.
     pub fn tagged(snapshot: SnapshotId, tag: &str) -> Result<Self, LayerError> {
         format!("{MARK}{snapshot}-{tag}").parse()
+    }
+
+    /// For what lies below the first snapshot of a sandbox and was copied from the host.
+    pub(crate) fn pin(snapshot: SnapshotId) -> Self {
+        Self(format!("{MARK}{snapshot}-{PIN}"))
+    }
+
+    pub(crate) fn is_pin(&self) -> bool {
+        self.0.rsplit_once('-').is_some_and(|(_, tag)| tag == PIN)
     }
 
     #[must_use]

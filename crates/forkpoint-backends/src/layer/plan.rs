@@ -43,6 +43,13 @@ impl Plan {
         self.directories.iter().flat_map(|plan| &plan.taken).filter(|taken| **taken).count()
     }
 
+    /// Whether the trees are the same, but for their roots.
+    pub(super) fn is_empty(&self) -> bool {
+        let same = |plan: &DirectoryPlan| !plan.taken.contains(&true) && plan.gone.is_empty();
+        let below = self.directories.get(1..).unwrap_or_default();
+        self.directories.iter().all(same) && !below.iter().any(|plan| plan.needed)
+    }
+
     fn compare(&mut self, index: usize, before: Option<&Tree>, now: &Tree) {
         let directory = &now.directories[index];
         let old = self.directories[index].before.zip(before);

@@ -89,6 +89,14 @@ pub(super) fn empty(directories: &Directories, lock: FlockOperation) -> LayerRes
     Ok(stats)
 }
 
+/// Removes what is at `name` with all that is in it, without following anything. `path` is for messages.
+pub(crate) fn remove_tree(at: &OwnedFd, path: PathBuf, name: CString) -> ReapStats {
+    let mut stats = ReapStats::default();
+    let lock = FlockOperation::NonBlockingLockExclusive;
+    Removal { stats: &mut stats }.remove(at, path, name, lock);
+    stats
+}
+
 struct Removal<'a> {
     stats: &'a mut ReapStats,
 }

@@ -1,6 +1,11 @@
 //! What a directory tree looked like: enough to tell later what changed.
 
-use std::ffi::{CStr, CString};
+use std::{
+    ffi::{CStr, CString},
+    panic,
+    sync::{Mutex, PoisonError},
+    thread,
+};
 
 use rustix::{
     fs::{AtFlags, FileType, Stat, statat},
@@ -13,6 +18,9 @@ use super::{
     error::{At as _, During as _, Fault},
     marks::Marks,
 };
+
+/// Entries of a directory from which on a second thread is worth its start.
+const LARGE: usize = 512;
 
 /// What changes when the content or the metadata of an inode does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +51,10 @@ impl Print {
 
     pub(super) fn is_dir(&self) -> bool {
         FileType::from_raw_mode(self.mode) == FileType::Directory
+    }
+
+    pub(super) fn is_file(&self) -> bool {
+        FileType::from_raw_mode(self.mode) == FileType::RegularFile
     }
 
     pub(super) fn is_whiteout(&self) -> bool {
@@ -136,12 +148,34 @@ impl Directory {
 }
 
 fn read(cursor: &DirCursor, marks: Marks) -> Result<Directory, Fault> {
-    let mut entries = names(cursor.fd())?
-        .into_iter()
-        .map(|(name, _)| inspect(cursor, name))
-        .collect::<Result<Vec<_>, Fault>>()?;
+    let names = names(cursor.fd())?.into_iter().map(|(name, _)| name).collect();
+    let mut entries = inspect_all(cursor, names)?;
     entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     Ok(Directory { opaque: marks.is_opaque(cursor.fd())?, entries })
+}
+
+/// Of a large directory another thread takes half.
+fn inspect_all(cursor: &DirCursor, mut names: Vec<CString>) -> Result<Vec<Entry>, Fault> {
+    let here = |names: Vec<CString>| -> Result<Vec<_>, Fault> {
+        names.into_iter().map(|name| inspect(cursor, name)).collect()
+    };
+    if names.len() < LARGE {
+        return here(names);
+    }
+    let half = names.split_off(names.len() / 2);
+    let half = Mutex::new(Some(half));
+    let take = || half.lock().unwrap_or_else(PoisonError::into_inner).take();
+    thread::scope(|scope| {
+        let other = thread::Builder::new().spawn_scoped(scope, || take().map(here));
+        let mut entries = here(names)?;
+        let rest = match other {
+            Ok(other) => other.join().unwrap_or_else(|panic| panic::resume_unwind(panic)),
+            // There could be no thread.
+            Err(_) => take().map(here),
+        };
+        entries.extend(rest.transpose()?.into_iter().flatten());
+        Ok(entries)
+    })
 }
 
 fn inspect(cursor: &DirCursor, name: CString) -> Result<Entry, Fault> {

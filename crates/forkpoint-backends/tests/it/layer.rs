@@ -15,6 +15,7 @@ mod crowd;
 mod flatten;
 mod full_disk;
 mod hostile;
+mod looks;
 mod merge;
 mod mount;
 mod property;

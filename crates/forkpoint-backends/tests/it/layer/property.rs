@@ -16,7 +16,7 @@ use forkpoint_core::id::SnapshotId;
 use proptest::{collection::vec, prelude::*};
 use rustix::fs::{CWD, FileType, Mode, Timespec, Timestamps, XattrFlags, mknodat, utimensat};
 
-use super::{Scene, is_root, merge, mount, settle, view};
+use super::{Scene, is_root, looks::against, merge, mount, settle, view};
 
 /// Few enough that changes meet.
 const NAMES: [&[u8]; 7] = [b"a", b"b", b"c", b"dir", b"\xff\xfe odd\n", b"...", b"x y"];
@@ -248,6 +248,7 @@ impl Live {
 
 fn captures_show_what_the_sandbox_shows(first: &[Step], rounds: &[Vec<Step>], cut: usize) {
     let mut live = Live::new(first);
+    let mut states = vec![against::State::captured(&live.scene, &live.base, &live.base)];
     for (number, round) in rounds.iter().enumerate() {
         for step in round {
             apply(&live.root(), step);
@@ -257,7 +258,10 @@ fn captures_show_what_the_sandbox_shows(first: &[Step], rounds: &[Vec<Step>], cu
         }
         live.scene.capture();
         live.assert_shown_by(&live.scene.chain(), true, &format!("capture {number}"));
+        states.push(against::State::captured(&live.scene, &live.base, &live.root()));
     }
+    states.push(against::State::live(&live.scene, &live.base, &live.root()));
+    against::assert_differences(&states);
     let chain = live.scene.chain();
     live.assert_flattens(&chain, 0, chain.len(), "all");
     let cut = cut % chain.len();
