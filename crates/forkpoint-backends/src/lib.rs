@@ -8,4 +8,8 @@ pub mod driver;
 #[cfg(feature = "local")]
 pub mod environment;
 #[cfg(feature = "local")]
+pub mod image;
+#[cfg(feature = "local")]
 pub mod layer;
+#[cfg(feature = "local")]
+mod workspace;

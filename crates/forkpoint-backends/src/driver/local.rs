@@ -9,16 +9,19 @@
 //! `spawner.rs`, `launch.rs` and `init.rs` run in processes of their own. What is known of a sandbox
 //! is in its directory (`record.rs`), so that every process of ours finds it.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use forkpoint_core::{
+    Timestamp,
     driver::{
-        Adopted, Artifact, Capabilities, Driver, DriverError, DriverResult, Finding, PieceName,
-        Sandbox, SandboxStatus, SandboxUsage, Severity, SnapshotKind,
+        Adopted, ApplyReport, ApplyRequest, Artifact, Capabilities, Drift, Driver, DriverError,
+        DriverResult, FileDiff, FileState, FileTree, Finding, PieceName, Sandbox, SandboxStatus,
+        SandboxUsage, SnapshotKind,
     },
     id::{SandboxId, SnapshotId},
     part::Part,
+    path::SandboxPath,
     spec::SandboxSpec,
 };
 use serde::Serialize;
@@ -30,9 +33,11 @@ mod client;
 mod connection;
 mod end;
 mod examine;
+mod findings;
 mod host;
 mod init;
 mod launch;
+mod look;
 mod mount;
 mod pause;
 mod prepare;
@@ -46,10 +51,13 @@ mod spawner;
 mod spool;
 mod sys;
 mod template;
+mod templates;
 mod wire;
+mod workspace;
 
 use host::{Host, failed, layer_error};
 use sandbox::LocalSandbox;
+pub use templates::{Removal, TemplateKind, TemplateRecord, Templates, template_names};
 
 use crate::layer::LayerError;
 
@@ -126,7 +134,16 @@ impl LocalDriver {
     /// Starts what sandboxes are launched from, in the background. For a program that is about to
     /// launch one and has something else to do before.
     pub fn warm_up(&self) {
-        self.host.warm_up();
+        let host = Arc::clone(&self.host);
+        // A thread that starts a program stands still until the kernel has loaded it. If there can
+        // be no thread, whoever launches the first sandbox does it.
+        let _ = std::thread::Builder::new().spawn(move || host.warm_up());
+    }
+
+    /// The starting points that have a name here.
+    #[must_use]
+    pub fn templates(&self) -> Templates {
+        Templates::new(Arc::clone(&self.host))
     }
 
     fn handle(&self, id: SandboxId) -> Arc<dyn Sandbox> {
@@ -172,6 +189,11 @@ impl Driver for LocalDriver {
             exports: Vec::new(),
             imports: Vec::new(),
         }
+    }
+
+    async fn complete(&self, spec: &SandboxSpec, now: Timestamp) -> DriverResult<SandboxSpec> {
+        let spec = spec.clone();
+        self.on_host(move |host| host.complete(&spec, now)).await
     }
 
     async fn create(&self, id: SandboxId, spec: &SandboxSpec) -> DriverResult<Arc<dyn Sandbox>> {
@@ -230,16 +252,19 @@ impl Driver for LocalDriver {
     }
 
     async fn validate(&self, id: SandboxId, kind: SnapshotKind) -> DriverResult<Vec<Finding>> {
-        self.host.record(id)?;
-        let (severity, message) = match kind {
-            SnapshotKind::Files => (Severity::LeftOut, "processes, memory and `/dev/shm`"),
-            SnapshotKind::Full => (Severity::Blocks, "processes and memory cannot be kept yet"),
-        };
-        Ok(vec![Finding { severity, message: message.to_owned() }])
+        self.on_host(move |host| {
+            let about = host.workspace_findings(&host.record(id)?.spec);
+            Ok(host.findings(id, kind)?.into_iter().chain(about).collect())
+        })
+        .await
     }
 
     async fn destroy(&self, id: SandboxId) -> DriverResult<()> {
         self.on_host(move |host| host.destroy(id)).await
+    }
+
+    async fn end_in(&self, id: SandboxId, time: Duration) -> DriverResult<()> {
+        self.on_host(move |host| host.end_in(id, time)).await
     }
 
     async fn stop(&self, id: SandboxId) -> DriverResult<()> {
@@ -276,7 +301,7 @@ impl Driver for LocalDriver {
                 }
                 result => result.map_err(layer_error("discard a layer"))?,
             }
-            host.sweep_later();
+            host.sweep_later(None);
             Ok(())
         })
         .await
@@ -285,6 +310,32 @@ impl Driver for LocalDriver {
     async fn sync(&self, artifact: &Artifact) -> DriverResult<Artifact> {
         let artifact = artifact.clone();
         self.on_host(move |host| host.sync(&artifact)).await
+    }
+
+    async fn drift(&self, spec: &SandboxSpec, since: Timestamp) -> DriverResult<Vec<Drift>> {
+        let spec = spec.clone();
+        self.on_host(move |host| host.drift(&spec, since)).await
+    }
+
+    async fn apply(&self, of: &FileState, request: &ApplyRequest) -> DriverResult<ApplyReport> {
+        let (of, request) = (of.clone(), request.clone());
+        self.on_host(move |host| host.apply(&of, &request)).await
+    }
+
+    async fn tree(&self, of: &FileState) -> DriverResult<Arc<dyn FileTree>> {
+        let of = of.clone();
+        let tree = self.on_host(move |host| host.tree(&of)).await?;
+        Ok(Arc::new(tree))
+    }
+
+    async fn diff(
+        &self,
+        from: &FileState,
+        to: &FileState,
+        under: &[SandboxPath],
+    ) -> DriverResult<FileDiff> {
+        let (from, to, under) = (from.clone(), to.clone(), under.to_vec());
+        self.on_host(move |host| host.diff(&from, &to, &under)).await
     }
 
     async fn export(&self, _artifact: &Artifact) -> DriverResult<Vec<Part>> {

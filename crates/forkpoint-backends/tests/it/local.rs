@@ -2,7 +2,7 @@
 
 use std::{
     env,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -20,11 +20,17 @@ mod faults;
 mod files;
 mod full_disk;
 mod hostile;
+mod images;
 mod limits;
+mod looks;
+mod rights;
 mod scene;
 mod seals;
+mod templates;
 mod together;
 mod trees;
+mod unchanged;
+mod workspace;
 
 mod unprivileged;
 
@@ -32,13 +38,32 @@ mod unprivileged;
 const HELPER: &str = "FORKPOINT_TEST_HELPER";
 
 struct Machine {
-    directory: TempDir,
+    directory: Directory,
     map_users: bool,
+}
+
+/// Its own, or one that another looks at as well and removes.
+enum Directory {
+    Own(TempDir),
+    Beside(PathBuf),
+}
+
+impl Directory {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Own(directory) => directory.path(),
+            Self::Beside(path) => path,
+        }
+    }
 }
 
 impl Machine {
     fn new(map_users: bool) -> Self {
-        Self { directory: TempDir::new().unwrap(), map_users }
+        Self { directory: Directory::Own(TempDir::new().unwrap()), map_users }
+    }
+
+    fn beside(directory: &Path) -> Self {
+        Self { directory: Directory::Beside(directory.to_owned()), map_users: true }
     }
 
     fn local(&self) -> LocalDriver {

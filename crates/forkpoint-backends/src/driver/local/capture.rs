@@ -27,6 +27,7 @@ use super::{
     record::{Record, Sealed},
     sandbox::{odd_reply, unreachable},
     spawner::Order,
+    wire,
 };
 use crate::layer::{Below, CaptureSpec, Layer, LayerName, LayerResult, LayerStore, Manifest};
 
@@ -134,7 +135,8 @@ impl Host {
         };
         let pids = cgroup.pids().map_err(failed("list the sandbox's processes"))?;
         let paths = pids.into_iter().flat_map(|pid| mapped_by(&format!("/proc/{pid}/maps")));
-        let places: Vec<_> = record.base.0.iter().map(|bottom| bottom.at.as_path()).collect();
+        let bottoms = record.bottoms();
+        let places: Vec<_> = bottoms.iter().map(|bottom| bottom.at.as_path()).collect();
         // From outside, a name is told from the mount that it is on: it may be any of them.
         let from_root = |path: PathBuf| places.iter().map(|at| at.join(&path)).collect::<Vec<_>>();
         Ok(paths.flat_map(from_root).collect())
@@ -192,6 +194,7 @@ pub(super) struct CaptureWork {
     since: Option<PathBuf>,
     /// Where the new one goes.
     manifest: PathBuf,
+    #[serde(with = "wire::paths")]
     mapped: Vec<PathBuf>,
 }
 
@@ -200,8 +203,11 @@ impl LayerWork {
         match self {
             Self::Capture(work) => work.run(store),
             Self::Merge { top, into } => {
-                let mut stage = store.stage(into.clone(), None)?;
-                stage.flatten(&store.chain(top)?, Below::Something)?;
+                let mut chain = store.chain(top)?;
+                // What was copied from the host stays apart: what changed is told by comparing with it.
+                let pin = chain.pop_if(|bottom| bottom.name().is_pin());
+                let mut stage = store.stage(into.clone(), pin.map(|pin| pin.name().clone()))?;
+                stage.flatten(&chain, Below::Something)?;
                 stage.commit(false).map(drop)
             }
         }

@@ -57,8 +57,8 @@ impl Client {
     }
 
     /// Nobody waits.
-    pub(super) fn tell(&self, order: &Order) -> io::Result<()> {
-        self.send(order, &[])
+    pub(super) fn tell(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.send(order, fds)
     }
 
     fn send(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {

@@ -1,6 +1,10 @@
 //! The end of processes.
 
-use std::{os::fd::OwnedFd, time::Duration};
+use std::{
+    fs::File,
+    os::fd::{AsFd as _, OwnedFd},
+    time::Duration,
+};
 
 use forkpoint_core::id::SandboxId;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal, setpriority_process};
@@ -40,8 +44,15 @@ impl Host {
     pub(super) fn remove_cgroup(&self, cgroup: Cgroup) {
         if !cgroup.remove_now() {
             let store = self.root.join("store");
-            let _ = self.client.tell(&Order::Sweep { store, cgroups: vec![cgroup] });
+            let _ = self.client.tell(&Order::Sweep { store, cgroups: vec![cgroup] }, &[]);
         }
+    }
+
+    /// Lets a process that outlives us empty the trash, and let go of what is held.
+    pub(super) fn sweep_later(&self, held: Option<OwnedFd>) {
+        let order = Order::Sweep { store: self.root.join("store"), cgroups: Vec::new() };
+        let fds: Vec<_> = held.iter().map(|fd| fd.as_fd()).collect();
+        let _ = self.client.tell(&order, &fds);
     }
 
     /// What somebody began who died before a record told of it.
@@ -50,6 +61,14 @@ impl Host {
             self.end(None, Some(&cgroup));
         }
     }
+}
+
+/// Keeps the mounts of a sandbox alive beyond its end. Otherwise the last work of its first process
+/// is to let go of all files that it has in memory, at the expense of whoever waits. Not for one
+/// that is to be started again on the same files.
+pub(super) fn hold_mounts(init: Option<&InitRecord>) -> Option<OwnedFd> {
+    let init = init.filter(|init| init.is_alive())?;
+    Some(File::open(format!("/proc/{}/ns/mnt", init.pid)).ok()?.into())
 }
 
 /// Sends the signals, and waits for nothing.
@@ -61,8 +80,7 @@ pub(super) fn kill(init: Option<&InitRecord>, cgroup: Option<&Cgroup>) -> Option
     let init = init.filter(|init| init.is_alive())?;
     let pid = rustix::process::Pid::from_raw(init.pid)?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty()).ok()?;
-    // Its last work is to let go of all files that the sandbox has in memory: not at the expense of
-    // whoever waits for us.
+    // Whatever it has to do at its end is not to be at the expense of whoever waits for us.
     let _ = setpriority_process(Some(pid), 19);
     let _ = pidfd_send_signal(&pidfd, Signal::KILL);
     Some(pidfd)

@@ -13,7 +13,7 @@ use forkpoint_core::{
         SnapshotKind,
     },
     id::SandboxId,
-    spec::SandboxSpec,
+    spec::{SandboxSpec, Workspace},
 };
 use serde::{Deserialize, Serialize};
 
@@ -21,14 +21,18 @@ use super::{
     DRIVER, LocalConfig,
     cgroup::{Cgroup, Cgroups},
     client::Client,
-    end::kill,
+    end::{hold_mounts, kill},
     launch::Isolation,
     record::{self, Doomed, Place, Record},
     spawner::Order,
-    template::{self, Base, TemplateError},
+    template::{Base, TemplateError},
     wire::Failure,
+    workspace::now,
 };
-use crate::layer::{LayerError, LayerName, LayerStore};
+use crate::{
+    layer::{LayerError, LayerName, LayerStore},
+    workspace::Line,
+};
 
 /// Of [`Artifact::data`].
 pub(super) const ARTIFACT_VERSION: u32 = 1;
@@ -40,6 +44,12 @@ pub(super) struct ArtifactData {
     pub(super) layer: LayerName,
     /// What lay below all layers.
     pub(super) base: Base,
+    /// What lay below them besides.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) workspaces: Vec<Workspace>,
+    /// Whose work it holds.
+    #[serde(default, skip_serializing_if = "Line::is_empty")]
+    pub(super) line: Line,
 }
 
 #[derive(Debug)]
@@ -73,9 +83,13 @@ impl Host {
         Ok(Arc::new(Self { root, store, cgroups, client, isolation }))
     }
 
+    pub(super) fn isolation(&self) -> Isolation {
+        self.isolation
+    }
+
     /// Best effort: what does not start now is started when it is needed, and fails then.
     pub(super) fn warm_up(&self) {
-        let _ = self.client.tell(&Order::Prepare(self.isolation));
+        let _ = self.client.tell(&Order::Prepare(self.isolation), &[]);
     }
 
     pub(super) fn place(&self, id: SandboxId) -> Place {
@@ -141,6 +155,7 @@ impl Host {
         spec: &SandboxSpec,
         from: Option<&Artifact>,
     ) -> DriverResult<()> {
+        let _held = self.hold_templates(&spec.template)?;
         let start = self.starting_point(id, spec, from)?;
         let place = self.place(id);
         match fs::create_dir(place.directory()) {
@@ -149,7 +164,11 @@ impl Host {
             }
             result => result.map_err(io_error("create", place.directory()))?,
         }
-        let launched = self.lock(id).and_then(|lock| self.launch(&lock, start));
+        let launched = self.lock(id).and_then(|lock| {
+            let start = if from.is_none() { self.pin_workspaces(start)? } else { start };
+            self.launch(&lock, start)
+        });
+        self.forget_pins(id);
         if launched.is_err() {
             // Best effort: what stays is destroyed by id. The answer may be all that was lost.
             let _ = self.destroy(id);
@@ -165,11 +184,16 @@ impl Host {
         from: Option<&Artifact>,
     ) -> DriverResult<Record> {
         let data = from.map(|artifact| self.read_artifact(artifact)).transpose()?;
-        let template = template::resolve(&spec.template, &self.root).map_err(template_error)?;
+        self.check_workspaces(spec, data.is_none())?;
         let base = match &data {
             // As it was when the snapshot was taken, while that is there.
             Some(data) if data.base.is_there() => data.base.clone(),
-            _ => template,
+            _ => self.make_room(self.base_of(&spec.template)?, spec)?,
+        };
+        let before = data.as_ref().map(|data| data.line.clone()).unwrap_or_default();
+        let line = match spec.workspaces.is_empty() {
+            true => Line::default(),
+            false => before.begun(id, now()),
         };
         Ok(Record {
             format: record::FORMAT,
@@ -193,6 +217,7 @@ impl Host {
             cgroup: None,
             init: None,
             doomed: None,
+            line,
         })
     }
 
@@ -219,15 +244,11 @@ impl Host {
         Ok(data)
     }
 
-    /// Lets a process that outlives us empty the trash.
-    pub(super) fn sweep_later(&self) {
-        let store = self.root.join("store");
-        let _ = self.client.tell(&Order::Sweep { store, cgroups: Vec::new() });
-    }
-
     pub(super) fn destroy(&self, id: SandboxId) -> DriverResult<()> {
         // First: whoever holds the lock may be waiting for an answer from inside.
+        let mut held = None;
         if let Ok(Some(record)) = self.find(id) {
+            held = hold_mounts(record.init.as_ref());
             let _ = kill(record.init.as_ref(), record.cgroup.as_ref());
         }
         let Some(_lock) = self.try_lock(id)? else {
@@ -244,12 +265,14 @@ impl Host {
             self.end(record.init.as_ref(), record.cgroup.as_ref());
         }
         self.end_unrecorded(id);
+        let pins = self.forgotten_pins(id);
         self.store.throw_away(place.directory()).map_err(layer_error("remove a sandbox"))?;
+        self.discard_layers(&pins);
         if let Some(record) = record {
             let doomed = record.doomed.map(|doomed| doomed.own).unwrap_or_default();
             self.discard_layers(record.own.iter().chain(&doomed));
         }
-        self.sweep_later();
+        self.sweep_later(held);
         Ok(())
     }
 
@@ -268,6 +291,8 @@ impl Host {
         spec: &SandboxSpec,
         to: &Artifact,
     ) -> DriverResult<(Record, OwnedFd)> {
+        self.check_same_workspaces(spec, to)?;
+        let _held = self.hold_templates(&spec.template)?;
         let mut new = self.starting_point(id, spec, Some(to))?;
         let place = self.place(id);
         fs::create_dir_all(place.directory()).map_err(io_error("create", place.directory()))?;
@@ -287,7 +312,9 @@ impl Host {
             // The answer may be all that was lost.
             (_, Some(record)) if record.launches == launches => {
                 if let Some(doomed) = &record.doomed {
+                    let held = hold_mounts(doomed.init.as_ref());
                     let _ = kill(doomed.init.as_ref(), doomed.cgroup.as_ref());
+                    self.sweep_later(held);
                 }
                 Ok((record, lock))
             }
@@ -310,7 +337,7 @@ impl Host {
             self.discard_layers(&doomed.own);
             remove_old_sockets(&place, record.launches);
             self.write(&record)?;
-            self.sweep_later();
+            self.sweep_later(None);
         }
         match record.sealing.take() {
             Some(sealing) => self.finish_seal(record, &sealing),
@@ -340,6 +367,7 @@ impl Host {
                 return Ok(());
             }
         }
+        self.check_workspaces(spec, false)?;
         // After a reboot there may be a cgroup of that name, and nothing in it.
         self.end(record.init.take().as_ref(), record.cgroup.take().as_ref());
         record.spec = spec.clone();
@@ -390,7 +418,7 @@ pub(super) fn layer_error(operation: &'static str) -> impl FnOnce(LayerError) ->
     failed(operation)
 }
 
-fn template_error(err: TemplateError) -> DriverError {
+pub(super) fn template_error(err: TemplateError) -> DriverError {
     match err {
         TemplateError::Invalid(reason) => DriverError::Invalid { driver: DRIVER, reason },
         err => failed("prepare the template")(err),

@@ -9,8 +9,10 @@ use std::{
     collections::HashMap,
     io,
     os::fd::{AsFd as _, AsRawFd as _, OwnedFd, RawFd},
+    time::Duration,
 };
 
+use forkpoint_core::driver::Leaves;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     net::{SocketFlags, accept_with},
@@ -22,10 +24,11 @@ use super::{capture::mapped_by, sys, wire};
 
 mod exec;
 mod file;
+mod keep;
 
 use exec::Starting;
 pub(super) use exec::{ExecFailure, ExecRequest, ExecStage, User};
-pub(super) use file::{Listed, ListedKind, WriteHow};
+pub(super) use file::{Listed, ListedKind, MadeEntry, WriteHow};
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
@@ -42,6 +45,10 @@ pub(super) enum Request {
     /// Stops or continues every process but init, where there is no freezer.
     Hold,
     Release,
+    /// The sandbox's time is over after so many milliseconds: then everything in it ends.
+    EndIn {
+        ms: u64,
+    },
     /// Files that anybody has mapped to write.
     Mapped,
     Read {
@@ -50,6 +57,10 @@ pub(super) enum Request {
     Write {
         path: wire::Text,
         mode: WriteHow,
+    },
+    Make {
+        path: wire::Text,
+        entry: MadeEntry,
     },
     /// Of a write: it is complete.
     Commit,
@@ -64,7 +75,11 @@ impl Request {
     fn runs(&self) -> bool {
         matches!(
             self,
-            Self::Exec(_) | Self::Read { .. } | Self::Write { .. } | Self::Entries { .. }
+            Self::Exec(_)
+                | Self::Read { .. }
+                | Self::Write { .. }
+                | Self::Make { .. }
+                | Self::Entries { .. }
         )
     }
 }
@@ -96,13 +111,15 @@ pub(super) enum Reply {
 struct Connection {
     socket: OwnedFd,
     command: Option<Pid>,
+    /// The command is below the process that is called it here.
+    is_kept: bool,
     /// The command, until it is known whether it runs.
     starting: Option<Starting>,
 }
 
 impl Connection {
     fn new(socket: OwnedFd) -> Self {
-        Self { socket, command: None, starting: None }
+        Self { socket, command: None, is_kept: false, starting: None }
     }
 }
 
@@ -116,6 +133,8 @@ struct Init {
     held: Option<Vec<i32>>,
     /// What came meanwhile, and would run or write.
     waiting: Vec<(RawFd, Request, Vec<OwnedFd>)>,
+    /// When it is over, by the clock that goes on while the machine sleeps.
+    end: Option<Duration>,
 }
 
 /// What there is to do.
@@ -131,8 +150,8 @@ struct Heard {
 pub(super) fn serve(listener: OwnedFd, terminals: OwnedFd, signals: OwnedFd) -> ! {
     let connections = HashMap::new();
     let commands = HashMap::new();
-    let (held, waiting) = (None, Vec::new());
-    let mut init = Init { listener, signals, terminals, connections, commands, held, waiting };
+    let (held, waiting, end) = (None, Vec::new(), None);
+    let mut init = Init { listener, signals, terminals, connections, commands, held, waiting, end };
     loop {
         if init.turn().is_err() {
             // Nothing can be done about a failed poll but to try again.
@@ -141,8 +160,17 @@ pub(super) fn serve(listener: OwnedFd, terminals: OwnedFd, signals: OwnedFd) -> 
     }
 }
 
+fn since_boot() -> Duration {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    now.try_into().unwrap_or_default()
+}
+
 impl Init {
     fn turn(&mut self) -> io::Result<()> {
+        if self.end.is_some_and(|end| end <= since_boot()) {
+            // With process 1, all of them end.
+            std::process::exit(0);
+        }
         let Heard { accept, ended, begun, ready } = self.wait()?;
         if ended {
             self.reap();
@@ -171,7 +199,11 @@ impl Init {
         });
         let (starting, outcomes): (Vec<RawFd>, Vec<&OwnedFd>) = starting.unzip();
         fds.extend(outcomes.into_iter().map(|outcome| PollFd::new(outcome, PollFlags::IN)));
-        poll(&mut fds, None)?;
+        let left = self.end.map(|end| end.saturating_sub(since_boot()));
+        // In parts: the clock of a poll stands still while the machine sleeps.
+        let left = left.map(|left| left.min(Duration::from_secs(60)));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        poll(&mut fds, left.as_ref())?;
         let heard = |fd: &PollFd<'_>| !fd.revents().is_empty();
         let (sockets, outcomes) = fds[2..].split_at(self.connections.len());
         let begun = outcomes.iter().zip(starting).filter(|(fd, _)| heard(fd));
@@ -230,8 +262,15 @@ impl Init {
             Request::Signal { signal, group } => self.signal(number, signal, group),
             Request::Hold => self.hold(),
             Request::Release => return self.release(number),
+            Request::EndIn { ms } => {
+                self.end = since_boot().checked_add(Duration::from_millis(ms));
+                Reply::Done
+            }
             Request::Mapped => Reply::Paths(mapped()),
-            Request::Read { .. } | Request::Write { .. } | Request::Entries { .. } => {
+            Request::Read { .. }
+            | Request::Write { .. }
+            | Request::Make { .. }
+            | Request::Entries { .. } => {
                 return self.start_file_work(number, request);
             }
             Request::Commit => unexpected(),
@@ -271,6 +310,7 @@ impl Init {
         match started {
             Ok(starting) => {
                 connection.command = Some(starting.pid);
+                connection.is_kept = request.leaves != Leaves::Anything;
                 self.commands.insert(starting.pid, number);
                 connection.starting = Some(starting);
             }
@@ -298,10 +338,14 @@ impl Init {
     }
 
     fn signal(&self, number: RawFd, signal: i32, group: bool) -> Reply {
-        let command = self.connections.get(&number).and_then(|connection| connection.command);
+        let Some(connection) = self.connections.get(&number) else { return Reply::Done };
         // Not reaped yet, so the number is still its own.
-        match command.map(|pid| pid.as_raw_nonzero().get()) {
-            Some(pid) => done("signal", sys::kill(if group { -pid } else { pid }, signal)),
+        match connection.command.map(|pid| (pid, pid.as_raw_nonzero().get())) {
+            Some((keeper, _)) if connection.is_kept => {
+                keep::signal_below(keeper, signal);
+                Reply::Done
+            }
+            Some((_, pid)) => done("signal", sys::kill(if group { -pid } else { pid }, signal)),
             None => Reply::Done,
         }
     }

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     sys,
-    wire::{Doing as _, Failure},
+    wire::{self, Doing as _, Failure},
 };
 use crate::layer::Marks;
 
@@ -31,10 +31,13 @@ use crate::layer::Marks;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct OverlaySpec {
     /// Where it goes, from the sandbox's root; empty for the root itself.
+    #[serde(with = "wire::path")]
     pub(super) at: PathBuf,
+    #[serde(with = "wire::path")]
     pub(super) upper: PathBuf,
     pub(super) work: PathBuf,
     /// The top first.
+    #[serde(with = "wire::paths")]
     pub(super) lowers: Vec<PathBuf>,
 }
 
@@ -162,8 +165,11 @@ fn open_mapped(path: &Path, owners: Option<&OwnedFd>) -> Result<OwnedFd, Failure
         };
     };
     let tree = clone_tree(CWD, path).doing(doing())?;
-    sys::map_owners(&tree, owners)
-        .doing(format!("map the owners of files in `{}`", path.display()))?;
+    sys::map_owners(&tree, owners).doing(format!(
+        "map the owners of files in `{}`, which not every file system can (for a workspace, \
+         `--workspace-mode copy` does without)",
+        path.display()
+    ))?;
     Ok(tree)
 }
 

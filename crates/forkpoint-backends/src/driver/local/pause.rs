@@ -1,6 +1,6 @@
 //! Standing still: by the freezer of cgroups, or where there is none by signals from init.
 
-use std::os::fd::OwnedFd;
+use std::{os::fd::OwnedFd, time::Duration};
 
 use forkpoint_core::{
     driver::{DriverError, DriverResult, SandboxState},
@@ -106,6 +106,17 @@ impl Host {
         }
         self.tell_init(&record, &Request::Release)?;
         self.write(&Record { held: false, ..record })
+    }
+
+    /// Whoever waits for a command there ends it first and can say why: so a moment later.
+    pub(super) fn end_in(&self, id: SandboxId, time: Duration) -> DriverResult<()> {
+        const MOMENT: Duration = Duration::from_secs(1);
+        let record = self.record(id)?;
+        let ms = u64::try_from(time.saturating_add(MOMENT).as_millis()).unwrap_or(u64::MAX);
+        match record.is_alive() {
+            true => self.tell_init(&record, &Request::EndIn { ms }),
+            false => Ok(()),
+        }
     }
 
     fn tell_init(&self, record: &Record, request: &Request) -> DriverResult<()> {

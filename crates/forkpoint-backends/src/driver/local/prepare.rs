@@ -4,7 +4,10 @@ use std::{
     fs,
     hash::{DefaultHasher, Hash as _, Hasher as _},
     io,
-    os::fd::{AsFd as _, OwnedFd},
+    os::{
+        fd::{AsFd as _, OwnedFd},
+        unix::fs::PermissionsExt as _,
+    },
     path::{Path, PathBuf},
 };
 
@@ -16,14 +19,15 @@ use forkpoint_core::{
 use super::{
     cgroup::{Cgroup, CgroupError},
     host::{Host, failed, io_error, launch_error, layer_error},
-    launch::LaunchSpec,
+    launch::{Isolation, LaunchSpec},
     mount::OverlaySpec,
     record::{Place, Record},
     root,
     spawner::Order,
     template, wire,
+    workspace::is_plain_dir,
 };
-use crate::layer::LayerName;
+use crate::layer::{LayerName, unique_name};
 
 impl Host {
     /// The overlays of a sandbox that writes to `generation` and lies on `below` and then `top`.
@@ -45,7 +49,7 @@ impl Host {
         let overlay = |(number, bottom): (usize, &template::Bottom)| {
             let at_root = bottom.at.as_os_str().is_empty();
             let parts = trees.iter().map(|tree| tree.join(&bottom.at));
-            let is_there = |path: &PathBuf| at_root || fs::symlink_metadata(path).is_ok();
+            let is_there = |path: &PathBuf| at_root || is_plain_dir(path);
             let lowers = parts.filter(is_there).chain(bottom.lowers.iter().cloned()).collect();
             OverlaySpec {
                 at: bottom.at.clone(),
@@ -54,7 +58,7 @@ impl Host {
                 lowers,
             }
         };
-        Ok(record.base.0.iter().enumerate().map(overlay).collect())
+        Ok(record.bottoms().iter().enumerate().map(overlay).collect())
     }
 
     /// Takes away what somebody left who was killed before the generation came to be.
@@ -66,20 +70,57 @@ impl Host {
     /// The directories that overlays write to: the work directories always new, since the kernel
     /// refuses those of an overlay that was not unmounted.
     pub(super) fn make_generation(&self, overlays: &[OverlaySpec]) -> DriverResult<()> {
+        let mut new = Vec::new();
         for overlay in overlays {
-            let make = || -> io::Result<()> {
+            let mut make = || -> io::Result<()> {
                 if overlay.work.exists() {
                     self.store.throw_away(&overlay.work).map_err(io::Error::other)?;
                 }
-                if !overlay.upper.is_dir() {
-                    fs::create_dir_all(&overlay.upper)?;
-                    if let Some(like) = overlay.lowers.first() {
-                        look_like(&overlay.upper, like)?;
-                    }
-                }
+                make_upper(overlay, overlays, &mut new)?;
                 fs::create_dir(&overlay.work)
             };
             make().map_err(io_error("create", &overlay.upper))?;
+        }
+        // One may be in another, and what is made in a directory changes its time.
+        for (upper, like) in new {
+            self.look_like(&upper, &like).map_err(io_error("create", &upper))?;
+        }
+        Ok(())
+    }
+
+    /// A new upper directory hides the owner, mode, times and attributes of the directory below it.
+    pub(super) fn look_like(&self, new: &Path, like: &Path) -> io::Result<()> {
+        use std::os::unix::fs::{MetadataExt as _, chown};
+        let there = fs::metadata(like)?;
+        if rustix::process::geteuid().is_root() {
+            chown(new, Some(there.uid()), Some(there.gid()))?;
+        }
+        self.store.copy_extended(like, new).map_err(io::Error::other)?;
+        fs::set_permissions(new, there.permissions())?;
+        let times = fs::FileTimes::new().set_modified(there.modified()?);
+        fs::File::open(new)?.set_times(times)
+    }
+
+    /// Without root, we are the owner of what a sandbox writes, and no more: of its roots, its owner keeps
+    /// the right to go in. Its own root goes in anyway. Nothing in it runs.
+    pub(super) fn let_owner_in(&self, record: &Record) -> DriverResult<()> {
+        if record.isolation != Isolation::Rootless {
+            return Ok(());
+        }
+        let upper = self.place(record.id).upper(record.generation);
+        for bottom in record.bottoms() {
+            let depth = bottom.at.components().count() + 1;
+            let path = upper.join(&bottom.at);
+            let mut ways: Vec<&Path> = path.ancestors().take(depth).collect();
+            ways.reverse();
+            for way in ways {
+                let Ok(there) = fs::symlink_metadata(way) else { break };
+                let mut permissions = there.permissions();
+                if there.is_dir() && permissions.mode() & 0o700 != 0o700 {
+                    permissions.set_mode(permissions.mode() | 0o700);
+                    fs::set_permissions(way, permissions).map_err(io_error("enter", way))?;
+                }
+            }
         }
         Ok(())
     }
@@ -87,15 +128,22 @@ impl Host {
     /// Starts the sandbox that the record tells of, and writes the record.
     pub(super) fn launch(&self, lock: &OwnedFd, mut record: Record) -> DriverResult<Record> {
         let place = self.place(record.id);
+        self.let_owner_in(&record)?;
         let overlays = self.overlays(&record, record.generation, None, record.top.as_ref())?;
         self.make_generation(&overlays)?;
         let directory = place.open().map_err(io_error("open", place.directory()))?;
         let socket = Place::socket(record.launches);
-        // Of a launch that was cut short.
-        let _ = fs::remove_file(place.directory().join(&socket));
+        let name = format!("{}-{}", record.id, record.launches);
+        if fs::remove_file(place.directory().join(&socket)).is_ok() {
+            // A launch was cut short, and has left more than its socket.
+            let left = self.cgroups.find_named(&format!("{name}-"));
+            left.iter().for_each(|left| self.end(None, Some(left)));
+        }
         let listener = wire::listen_in(&directory, &socket)
             .map_err(io_error("listen in", place.directory()))?;
-        let name = format!("{}-{}", record.id, record.launches);
+        // Never the name of one that was there: it may be on its way out, and whoever removes it goes by
+        // the name.
+        let name = unique_name(&name);
         let cgroup = self.cgroups.create(&name, &record.spec.resources).map_err(cgroup_error)?;
         record.cgroup = Some(cgroup.clone());
         let result = self.launch_in(&record, &cgroup, lock, &listener, overlays);
@@ -174,16 +222,37 @@ fn identity(record: &Record) -> Vec<(PathBuf, String)> {
     files
 }
 
-/// A new upper directory hides the owner, mode and times of the directory below it.
-fn look_like(new: &Path, like: &Path) -> io::Result<()> {
-    use std::os::unix::fs::{MetadataExt as _, chown};
-    let there = fs::metadata(like)?;
-    if rustix::process::geteuid().is_root() {
-        chown(new, Some(there.uid()), Some(there.gid()))?;
+/// An upper directory, and those that lead to it: `new` gets each with what it hides and is to look
+/// like. A sandbox may have written to some of them, so no link is followed.
+fn make_upper(
+    overlay: &OverlaySpec,
+    all: &[OverlaySpec],
+    new: &mut Vec<(PathBuf, PathBuf)>,
+) -> io::Result<()> {
+    let Some(depth) = overlay.at.components().count().checked_add(1) else { return Ok(()) };
+    let mut ways: Vec<&Path> = overlay.upper.ancestors().take(depth).collect();
+    if is_plain_dir(&overlay.upper) {
+        return Ok(());
     }
-    fs::set_permissions(new, there.permissions())?;
-    let times = fs::FileTimes::new().set_modified(there.modified()?);
-    fs::File::open(new)?.set_times(times)
+    if let Some(generation) = ways.last().and_then(|root| root.parent()) {
+        fs::create_dir_all(generation)?;
+    }
+    ways.reverse();
+    for way in ways {
+        match fs::create_dir(way) {
+            Ok(()) => {}
+            Err(err) if err.kind() == io::ErrorKind::AlreadyExists && is_plain_dir(way) => continue,
+            Err(err) => return Err(err),
+        }
+        let like = all.iter().filter(|other| way.starts_with(&other.upper));
+        let like = like.max_by_key(|other| other.upper.as_os_str().len());
+        let hidden = like.and_then(|other| {
+            let rest = way.strip_prefix(&other.upper).ok()?;
+            other.lowers.iter().map(|lower| lower.join(rest)).find(|path| is_plain_dir(path))
+        });
+        new.extend(hidden.map(|hidden| (way.to_owned(), hidden)));
+    }
+    Ok(())
 }
 
 fn cgroup_error(err: CgroupError) -> DriverError {

@@ -119,6 +119,7 @@ pub(super) fn request(
         make_workdir: command.workdir.is_none(),
         user,
         terminal: command.tty.map(|size| (size.rows, size.columns)),
+        leaves: command.leaves,
     }
 }
 

@@ -23,7 +23,10 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 
 use super::{cgroup::Cgroup, launch::Isolation, template::Base};
-use crate::layer::{LayerName, replace};
+use crate::{
+    layer::{LayerName, replace},
+    workspace::Line,
+};
 
 pub(super) const FORMAT: u32 = 1;
 
@@ -63,6 +66,9 @@ pub(super) struct Record {
     pub(super) cgroup: Option<Cgroup>,
     pub(super) init: Option<InitRecord>,
     pub(super) doomed: Option<Doomed>,
+    /// Whose work it goes on with, if it has a workspace to bring it home to.
+    #[serde(default, skip_serializing_if = "Line::is_empty")]
+    pub(super) line: Line,
 }
 
 /// A seal that was done, and what was true before.

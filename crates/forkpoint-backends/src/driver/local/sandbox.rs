@@ -13,8 +13,8 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use forkpoint_core::{
     driver::{
-        Artifact, Command, DriverError, DriverResult, Entry, EntryKind, PausedSandbox, Process,
-        Sandbox, SandboxState, SnapshotKind, WriteMode,
+        Artifact, Command, DriverError, DriverResult, Entry, EntryKind, NewEntry, PausedSandbox,
+        Process, Sandbox, SandboxState, SnapshotKind, WriteMode,
     },
     id::{SandboxId, SnapshotId},
     part::ByteStream,
@@ -146,6 +146,22 @@ pub(super) fn first(fds: Vec<OwnedFd>) -> DriverResult<File> {
     fds.into_iter().next().map(File::from).ok_or_else(odd_reply)
 }
 
+/// The content of a file, read by threads that may block.
+pub(super) fn read_file(file: File) -> ByteStream {
+    stream::try_unfold(Arc::new(file), |file| async move {
+        let reader = Arc::clone(&file);
+        let read = tokio::task::spawn_blocking(move || {
+            let mut buffer = vec![0; CHUNK];
+            let len = (&*reader).read(&mut buffer)?;
+            buffer.truncate(len);
+            Ok::<_, io::Error>(Bytes::from(buffer))
+        });
+        let bytes = read.await.map_err(io::Error::other)??;
+        Ok(if bytes.is_empty() { None } else { Some((bytes, file)) })
+    })
+    .boxed()
+}
+
 #[async_trait]
 impl Sandbox for LocalSandbox {
     fn id(&self) -> SandboxId {
@@ -165,19 +181,7 @@ impl Sandbox for LocalSandbox {
     }
 
     async fn read(&self, path: &SandboxPath) -> DriverResult<ByteStream> {
-        let file = Arc::new(self.open(path).await?);
-        Ok(stream::try_unfold(file, |file| async move {
-            let reader = Arc::clone(&file);
-            let read = tokio::task::spawn_blocking(move || {
-                let mut buffer = vec![0; CHUNK];
-                let len = (&*reader).read(&mut buffer)?;
-                buffer.truncate(len);
-                Ok::<_, io::Error>(Bytes::from(buffer))
-            });
-            let bytes = read.await.map_err(io::Error::other)??;
-            Ok(if bytes.is_empty() { None } else { Some((bytes, file)) })
-        })
-        .boxed())
+        Ok(read_file(self.open(path).await?))
     }
 
     async fn write(
@@ -217,6 +221,28 @@ impl Sandbox for LocalSandbox {
         match reply {
             Reply::Done => Ok(()),
             Reply::Failed(failure) => Err(self.file_error(path, "write")(failure)),
+            _ => Err(odd_reply()),
+        }
+    }
+
+    async fn make(&self, path: &SandboxPath, entry: &NewEntry) -> DriverResult<()> {
+        self.running()?;
+        let entry = match entry {
+            NewEntry::Directory { mode } => init::MadeEntry::Directory { mode: *mode },
+            NewEntry::Symlink { target } => {
+                init::MadeEntry::Symlink { target: target.as_os_str().into() }
+            }
+            NewEntry::Mode(mode) => init::MadeEntry::Mode(*mode),
+        };
+        let (host, id) = (Arc::clone(&self.host), self.id);
+        let _lock = blocking(move || host.lock_for_writing(id)).await?;
+        let (_, connection) = self.connect()?;
+        let request = Request::Make { path: path.as_path().as_os_str().into(), entry };
+        let (reply, _) = connection.ask_within(&request, FILE_MAX).await.map_err(unreachable)?;
+        connection.helper_ended().await;
+        match reply {
+            Reply::Done => Ok(()),
+            Reply::Failed(failure) => Err(self.file_error(path, "make")(failure)),
             _ => Err(odd_reply()),
         }
     }
@@ -269,6 +295,11 @@ impl PausedSandbox for Paused {
         let (artifact, is_long) = blocking(move || host.seal(&lock, id, snapshot, kind)).await?;
         self.is_long = is_long;
         Ok(artifact)
+    }
+
+    async fn is_unchanged(&mut self, since: SnapshotId) -> DriverResult<bool> {
+        let (host, id) = (Arc::clone(&self.host), self.id);
+        blocking(move || host.is_unchanged(id, since)).await
     }
 
     async fn resume(self: Box<Self>) -> DriverResult<()> {

@@ -7,6 +7,7 @@
 use std::{
     fs, io,
     os::fd::{AsFd as _, OwnedFd},
+    path::Path,
 };
 
 use forkpoint_core::{
@@ -18,10 +19,12 @@ use super::{
     DRIVER,
     capture::CHAIN_MAX,
     host::{ARTIFACT_VERSION, ArtifactData, Host, failed, launch_error, layer_error},
+    mount::OverlaySpec,
     record::{Record, Sealed, Sealing},
     spawner::{Order, SwitchSpec},
+    workspace::now,
 };
-use crate::layer::{Layer, LayerName, LayerSize};
+use crate::layer::{Layer, LayerName, LayerResult, LayerSize, Manifest};
 
 /// What is smaller is counted while it is sealed: it takes a fraction of a millisecond.
 const COUNTED_MAX: usize = 64;
@@ -41,7 +44,9 @@ impl Host {
             return Err(DriverError::Unsupported { driver: DRIVER, operation });
         }
         let record = self.record(id)?;
-        let base = record.base.clone();
+        self.let_owner_in(&record)?;
+        let (base, workspaces) = (record.base.clone(), record.spec.workspaces.clone());
+        let line = record.line.clone().ended(now());
         let (layer, own) = match self.is_idle(&record)? {
             true => self.rotate(lock, record, snapshot)?,
             false => self.capture(lock, record, snapshot)?,
@@ -50,7 +55,7 @@ impl Host {
         for name in &own {
             pieces.push(piece(&self.store.layer(name).map_err(layer_error("read a layer"))?));
         }
-        let data = ArtifactData { layer: layer.name().clone(), base };
+        let data = ArtifactData { layer: layer.name().clone(), base, workspaces, line };
         let artifact = Artifact {
             snapshot,
             kind,
@@ -103,6 +108,51 @@ impl Host {
             }
             None => Ok(self.ask_init(record)?.1 == 0),
         }
+    }
+
+    /// Whether the files are what the snapshot holds that it stands on. Nothing in it runs. A doubt is
+    /// a no, and so is what cannot be looked at.
+    pub(super) fn is_unchanged(&self, id: SandboxId, since: SnapshotId) -> DriverResult<bool> {
+        let record = self.record(id)?;
+        let only_flat = record.own.iter().all(|own| record.flat.as_ref() == Some(own));
+        if record.snapshot != Some(since) || record.sealing.is_some() || !only_flat {
+            return Ok(false);
+        }
+        let looked = match &record.captured {
+            Some(last) if *last == LayerName::of(since) => self.is_as_captured(&record, last),
+            Some(_) => return Ok(false),
+            None => self.is_bare(&record),
+        };
+        Ok(looked.unwrap_or(false))
+    }
+
+    /// Whether nothing was written since the last copy.
+    fn is_as_captured(&self, record: &Record, last: &LayerName) -> LayerResult<bool> {
+        let place = self.place(record.id);
+        let Some(manifest) = Manifest::load(&place.manifest(record.generation))? else {
+            return Ok(false);
+        };
+        let layer = self.store.layer(last)?;
+        self.store.is_as_captured(&place.upper(record.generation), &manifest, &layer)
+    }
+
+    /// Whether nothing was written since the generation was made.
+    fn is_bare(&self, record: &Record) -> LayerResult<bool> {
+        let Ok(overlays) = self.overlays(record, record.generation, None, record.top.as_ref())
+        else {
+            return Ok(false);
+        };
+        let places: Vec<&Path> = overlays.iter().map(|overlay| overlay.at.as_path()).collect();
+        for OverlaySpec { at, upper, lowers, .. } in &overlays {
+            let Some(like) = lowers.first() else { return Ok(false) };
+            // Only those that lie right here: of one further down, what is between is not known.
+            let within: Vec<&Path> =
+                places.iter().filter_map(|place| place.strip_prefix(at).ok()).collect();
+            if !self.store.is_bare(upper, like, &within)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// What was written becomes the layer itself. Answers also with the layers that only the sandbox
@@ -278,14 +328,14 @@ impl Host {
         }
         let layer = LayerName::of(snapshot);
         self.store.discard(layer.as_str()).map_err(layer_error("take back a snapshot"))?;
-        self.sweep_later();
+        self.sweep_later(None);
         Ok(())
     }
 }
 
 /// A process that is on its way out writes nothing any more. Its first thread may have ended long
 /// before the others, so all are asked.
-fn is_ending(pid: u32) -> bool {
+pub(super) fn is_ending(pid: u32) -> bool {
     let Ok(mut threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
     threads.all(|thread| {
         let stat = thread.and_then(|thread| fs::read_to_string(thread.path().join("stat")));

@@ -45,7 +45,7 @@ pub(super) enum Order {
     Switch(SwitchSpec),
     /// Without root: with where to answer, the sandbox's lock, and its namespaces.
     Layers { store: PathBuf, work: Box<LayerWork> },
-    /// Nobody waits for this.
+    /// With what is to be let go of when nobody needs the processor. Nobody waits for this.
     Sweep { store: PathBuf, cgroups: Vec<Cgroup> },
 }
 
@@ -85,7 +85,10 @@ pub(super) fn serve() -> ! {
             Order::Prepare(isolation) => drop(shared.prepare_owners(isolation)),
             Order::Sweep { store: path, cgroups } => {
                 store = Some(path);
-                in_a_copy(|| sweep(&cgroups));
+                in_a_copy(|| {
+                    sweep(&cgroups);
+                    let_go_later(fds);
+                });
             }
             Order::Launch(spec) => {
                 let prepared = shared.prepare(&spec);
@@ -106,7 +109,7 @@ pub(super) fn serve() -> ! {
                         prepared?;
                         switch::switch(&spec, &shared, fds)
                     });
-                    let_go_later(old);
+                    let_go_later(old.into_iter().collect());
                 });
             }
         }
@@ -147,9 +150,9 @@ fn answer<T>(
 
 /// Whoever was answered goes on, and needs the processor more: an old root may have a hundred thousand
 /// files in memory, and the kernel rarely gives way while it lets go of them.
-fn let_go_later(old: Option<OwnedFd>) {
+fn let_go_later(old: Vec<OwnedFd>) {
     const LATER: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
-    if let Some(old) = old {
+    if !old.is_empty() {
         let _ = rustix::process::nice(19);
         let _ = rustix::thread::nanosleep(&LATER);
         drop(old);

@@ -13,7 +13,6 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forkpoint_core::spec::Template;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde::{Deserialize, Serialize};
 
@@ -102,6 +101,29 @@ const MOUNT_POINTS: [(&str, u32); 5] =
 pub(super) struct Base(pub(super) Vec<Bottom>);
 
 impl Base {
+    pub(super) fn lowers(&self) -> impl Iterator<Item = PathBuf> + use<> {
+        let lowers: Vec<PathBuf> =
+            self.0.iter().flat_map(|bottom| &bottom.lowers).cloned().collect();
+        lowers.into_iter()
+    }
+
+    /// What the sandbox's root looks like.
+    pub(super) fn top(&self) -> Option<&Path> {
+        let root = self.0.iter().find(|bottom| bottom.at.as_os_str().is_empty())?;
+        root.lowers.first().map(PathBuf::as_path)
+    }
+
+    /// With a layer above everything: each place shows its part of it.
+    pub(super) fn covered(mut self, tree: &Path) -> Self {
+        for bottom in &mut self.0 {
+            let part = tree.join(&bottom.at);
+            if bottom.at.as_os_str().is_empty() || fs::symlink_metadata(&part).is_ok() {
+                bottom.lowers.insert(0, part);
+            }
+        }
+        self
+    }
+
     pub(super) fn is_there(&self) -> bool {
         self.0.iter().flat_map(|bottom| &bottom.lowers).all(|lower| lower.is_dir())
     }
@@ -128,9 +150,9 @@ pub(super) enum TemplateError {
     },
 }
 
-/// Finds what a template means, and makes what it needs below `root`, the driver's directory.
-pub(super) fn resolve(template: &Template, root: &Path) -> Result<Base, TemplateError> {
-    let text = template.as_str();
+/// Finds what a template without a record of its own means, and makes what it needs below `root`,
+/// the driver's directory.
+pub(super) fn resolve(text: &str, root: &Path) -> Result<Base, TemplateError> {
     let io_error = |doing: &str| {
         let (template, doing) = (text.to_owned(), doing.to_owned());
         move |source| TemplateError::Io { template, doing, source }
@@ -170,7 +192,7 @@ fn check_directory(text: &str, path: &Path, root: &Path) -> Result<PathBuf, Temp
     Ok(path)
 }
 
-fn mount_points(root: &Path) -> io::Result<PathBuf> {
+pub(super) fn mount_points(root: &Path) -> io::Result<PathBuf> {
     let path = root.join("base").join("points");
     make_once(&path, |new| {
         MOUNT_POINTS.iter().try_for_each(|(at, mode)| make_dir(new, at, *mode))
@@ -206,7 +228,7 @@ fn fingerprint() -> u64 {
 }
 
 /// Makes a directory, complete or not at all. Two may try at once.
-fn make_once(path: &Path, fill: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
+pub(super) fn make_once(path: &Path, fill: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
     if path.is_dir() {
         return Ok(());
     }
@@ -227,7 +249,7 @@ fn make_once(path: &Path, fill: impl FnOnce(&Path) -> io::Result<()>) -> io::Res
     }
 }
 
-fn make_dir(root: &Path, at: &str, mode: u32) -> io::Result<()> {
+pub(super) fn make_dir(root: &Path, at: impl AsRef<Path>, mode: u32) -> io::Result<()> {
     let path = root.join(at);
     fs::create_dir(&path)?;
     fs::set_permissions(&path, Permissions::from_mode(mode))

@@ -12,7 +12,7 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::ffi::{OsStrExt as _, OsStringExt as _},
     },
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use rustix::{
@@ -24,7 +24,7 @@ use rustix::{
         SocketType, bind, connect, listen, recvmsg, sendmsg, socket_with, socketpair,
     },
 };
-use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
 
 const PACKET_MAX: usize = 32 << 10;
 /// A list of about a million files.
@@ -160,6 +160,43 @@ impl From<Text> for OsString {
             Text::Utf8(text) => text.into(),
             Text::Bytes(bytes) => Self::from_vec(bytes),
         }
+    }
+}
+
+/// For a path in a message, which may hold any bytes.
+pub(super) mod path {
+    use super::*;
+
+    pub(in super::super) fn serialize<S: Serializer>(
+        path: &Path,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        Text::from(path.as_os_str()).serialize(serializer)
+    }
+
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<PathBuf, D::Error> {
+        Ok(OsString::from(Text::deserialize(deserializer)?).into())
+    }
+}
+
+/// The same for several.
+pub(super) mod paths {
+    use super::*;
+
+    pub(in super::super) fn serialize<S: Serializer>(
+        paths: &[PathBuf],
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(paths.iter().map(|path| Text::from(path.as_os_str())))
+    }
+
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Vec<PathBuf>, D::Error> {
+        let texts = Vec::<Text>::deserialize(deserializer)?;
+        Ok(texts.into_iter().map(|text| OsString::from(text).into()).collect())
     }
 }
 

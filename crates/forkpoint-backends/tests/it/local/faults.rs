@@ -50,6 +50,21 @@ fn a_killed_init_is_a_stopped_sandbox_that_comes_back() {
     });
 }
 
+/// What is left of the one before is cleared away in the background, and must not be taken for it.
+#[test]
+fn an_id_can_be_tried_again_at_once() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let id = scene.new_id();
+        for _ in 0..30 {
+            let sandbox = scene.driver.create(id, &spec()).await.unwrap();
+            scene.note(id);
+            start(&*sandbox, "echo on; exec sleep 1000").await;
+            scene.driver.destroy(id).await.unwrap();
+        }
+    });
+}
+
 /// The launchers that this process has started and that live.
 fn spawners() -> Vec<i32> {
     children(i32::try_from(std::process::id()).unwrap())

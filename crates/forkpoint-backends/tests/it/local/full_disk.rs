@@ -7,7 +7,12 @@ use std::{
     process::Command,
 };
 
-use forkpoint_core::driver::{Driver as _, DriverError, SandboxState, WriteMode};
+use forkpoint_backends::image::Progress;
+use forkpoint_core::{
+    ErrorKind,
+    driver::{Driver as _, DriverError, SandboxState, WriteMode},
+};
+use forkpoint_testkit::image::{TarEntry, tar};
 use tempfile::TempDir;
 
 use super::{
@@ -142,6 +147,8 @@ fn a_full_disk_costs_nothing_that_was_there() {
         let before = layers();
         let list = scene.driver.list().await.unwrap();
         for _ in 0..3 {
+            // What was let go of in the background has given back its room.
+            disk.fill();
             let new = scene.new_id();
             no_room(&scene.driver.create(new, &spec()).await.unwrap_err());
             scene.driver.destroy(new).await.unwrap();
@@ -185,6 +192,7 @@ fn what_is_stopped_on_a_full_disk_comes_back() {
         scene.driver.stop(id).await.unwrap();
         disk.fill();
         for _ in 0..3 {
+            disk.fill();
             no_room(&try_seal(&*sandbox).await.unwrap_err());
             scene.driver.unseal(new_snapshot()).await.unwrap();
             match scene.driver.start(id, &spec()).await {
@@ -256,6 +264,27 @@ fn a_seal_finds_the_disk_full_at_every_step() {
             scene.driver.destroy(copy.id()).await.unwrap();
         }
     });
+    finish(small);
+}
+
+#[test]
+fn an_image_that_finds_no_room_leaves_nothing() {
+    let Some(small) = Small::new() else { return };
+    let templates = small.scene().driver.templates();
+    let elsewhere = TempDir::new().unwrap();
+    let file = elsewhere.path().join("system.tar");
+    fs::write(&file, tar([TarEntry::file("etc/large", vec![7; 60 << 20])])).unwrap();
+    let now = "2026-08-15T09:50:55Z".parse().unwrap();
+    let file = file.to_str().unwrap();
+    let err = templates.add(Some("large"), file, now, &Progress::default()).unwrap_err();
+    assert_eq!(err.kind(), ErrorKind::Unavailable);
+    assert!(err.to_string().contains("may be used of this disk"), "{err}");
+    assert!(templates.list().unwrap().is_empty());
+    for left in ["images/layers", "images/staging"] {
+        assert_eq!(entries(&small.scene().root().join(left)), [] as [String; 0]);
+    }
+    // It holds on to the disk.
+    drop(templates);
     finish(small);
 }
 

@@ -8,6 +8,7 @@ use std::{
     os::{fd::OwnedFd, unix::ffi::OsStringExt as _},
 };
 
+use forkpoint_core::driver::Leaves;
 use rustix::{
     fs::{Mode, OFlags, openat},
     pipe::{PipeFlags, pipe_with},
@@ -19,7 +20,10 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::super::{sys, wire::Text};
+use super::{
+    super::{caps, sys, wire::Text},
+    keep,
+};
 
 /// What is written to a pipe in one piece.
 const PIPE_BUF: usize = 4096;
@@ -34,6 +38,8 @@ pub(in super::super) struct ExecRequest {
     pub(in super::super) user: User,
     /// Rows and columns.
     pub(in super::super) terminal: Option<(u16, u16)>,
+    #[serde(default)]
+    pub(in super::super) leaves: Leaves,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,7 +104,8 @@ pub(super) fn start(
     match sys::fork().at(ExecStage::Start)? {
         None => {
             drop(outcome);
-            let Err(failure) = run(request, streams);
+            let kept = keep::stand_between(request.leaves).at(ExecStage::Start);
+            let Err(failure) = kept.and_then(|()| run(request, streams));
             tell(told, &failure)
         }
         Some(pid) => Ok(Starting { pid, outcome, terminal: master }),
@@ -179,6 +186,9 @@ fn run(request: &ExecRequest, streams: Streams) -> Result<std::convert::Infallib
             (Some(copy()?), [copy()?, slave])
         }
     };
+    if request.make_workdir {
+        make_workdir(request).at(ExecStage::Workdir)?;
+    }
     become_user(&request.user).at(ExecStage::User)?;
     enter_workdir(request).at(ExecStage::Workdir)?;
     let place = stdin.map_or(Ok(()), dup2_stdin);
@@ -242,13 +252,19 @@ fn become_user(user: &User) -> io::Result<()> {
     Ok(set_thread_res_uid(uid, uid, uid)?)
 }
 
-fn enter_workdir(request: &ExecRequest) -> io::Result<()> {
+/// For root, as container runtimes do, whoever the command runs as.
+fn make_workdir(request: &ExecRequest) -> io::Result<()> {
     let path = OsString::from(request.workdir.clone());
-    match chdir(&path) {
-        Err(rustix::io::Errno::NOENT) if request.make_workdir => {
-            std::fs::create_dir_all(&path)?;
-            Ok(chdir(&path)?)
+    match rustix::fs::stat(&path) {
+        Err(rustix::io::Errno::NOENT) => {
+            // Links of the sandbox may be on the way: they must lead nowhere that its root cannot go.
+            caps::limit_to_bounding()?;
+            std::fs::create_dir_all(&path)
         }
-        result => Ok(result?),
+        _ => Ok(()),
     }
+}
+
+fn enter_workdir(request: &ExecRequest) -> io::Result<()> {
+    Ok(chdir(OsString::from(request.workdir.clone()))?)
 }

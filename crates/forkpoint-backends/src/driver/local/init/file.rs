@@ -4,10 +4,11 @@
 
 use std::{
     ffi::OsString,
+    fs::Permissions,
     io,
     os::{
         fd::{AsFd as _, OwnedFd},
-        unix::fs::MetadataExt as _,
+        unix::fs::{MetadataExt as _, PermissionsExt as _, symlink},
     },
     path::{Path, PathBuf},
 };
@@ -34,6 +35,13 @@ pub(in super::super) enum WriteHow {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
+pub(in super::super) enum MadeEntry {
+    Directory { mode: u32 },
+    Symlink { target: Text },
+    Mode(u32),
+}
+
+#[derive(Debug, Serialize, Deserialize)]
 pub(in super::super) struct Listed {
     pub(in super::super) path: Text,
     pub(in super::super) kind: ListedKind,
@@ -54,6 +62,7 @@ pub(super) fn work(socket: &OwnedFd, request: Request) {
         Request::Read { path } => open(&path, OFlags::RDONLY).and_then(|file| give(socket, &file)),
         Request::Write { path, mode: WriteHow::Append } => append(socket, &path),
         Request::Write { path, mode } => write(socket, &path, mode),
+        Request::Make { path, entry } => make(&path, &entry).map(|()| answer(socket, &Reply::Done)),
         Request::Entries { path, depth } => {
             list(&path, depth).map(|entries| answer(socket, &Reply::Entries(entries)))
         }
@@ -168,6 +177,38 @@ fn fill(socket: &OwnedFd, new: &Path, like: Option<&std::fs::Metadata>) -> Resul
     }
     give(socket, &file)?;
     await_commit(socket)
+}
+
+fn make(path: &Text, entry: &MadeEntry) -> Result<(), Failure> {
+    let doing = || format!("make `{}`", shown(path));
+    let at = &as_path(path);
+    let there = std::fs::symlink_metadata(at).ok();
+    match entry {
+        MadeEntry::Directory { .. } if there.as_ref().is_some_and(std::fs::Metadata::is_dir) => {}
+        MadeEntry::Directory { mode } => {
+            make_parent(path)?;
+            std::fs::create_dir(at).doing(doing())?;
+            std::fs::set_permissions(at, Permissions::from_mode(*mode)).doing(doing())?;
+        }
+        MadeEntry::Symlink { target } => {
+            make_parent(path)?;
+            let new = at.with_file_name(format!(".forkpoint-{}-link", std::process::id()));
+            symlink(as_path(target), &new).doing(doing())?;
+            let placed = std::fs::rename(&new, at);
+            if placed.is_err() {
+                let _ = std::fs::remove_file(&new);
+            }
+            placed.doing(doing())?;
+        }
+        // What a link points to was not asked for.
+        MadeEntry::Mode(_) if there.as_ref().is_some_and(std::fs::Metadata::is_symlink) => {
+            return Err(Failure::new(doing(), &Errno::LOOP.into()));
+        }
+        MadeEntry::Mode(mode) => {
+            std::fs::set_permissions(at, Permissions::from_mode(*mode)).doing(doing())?;
+        }
+    }
+    Ok(())
 }
 
 fn list(path: &Text, depth: u32) -> Result<Vec<Listed>, Failure> {

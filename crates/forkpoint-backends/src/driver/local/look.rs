@@ -1,0 +1,222 @@
+//! Looking into snapshots and sandboxes from outside, through their layers.
+//!
+//! Nothing is mounted and nothing runs inside, so it works for what is stopped as well. What is shown
+//! is what the kernel would show on the sandbox's root, without `/dev`, `/proc` and the like.
+
+use std::{
+    ffi::{OsStr, OsString},
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use async_trait::async_trait;
+use forkpoint_core::{
+    driver::{
+        ChangeKind, DriverError, DriverResult, FileChange, FileDiff, FileFacts, FileState, FileTree,
+    },
+    id::SandboxId,
+    part::ByteStream,
+    path::SandboxPath,
+};
+
+use super::{
+    DRIVER, blocking,
+    host::{Host, failed, io_error, layer_error},
+    record::Record,
+    sandbox::read_file,
+    template::Bottom,
+    workspace::bottoms,
+};
+use crate::layer::{
+    DiffSpec, Layer, LayerError, LayerName, LayerResult, LayerView, ViewChange, ViewMount, diff,
+};
+
+/// How often a comparison is made again because the sandbox was rolled back meanwhile.
+const TRIES: usize = 5;
+
+/// Where the files of a state are: what lies at the bottom, and the trees on it, the top first.
+struct Source {
+    bottoms: Vec<Bottom>,
+    trees: Vec<PathBuf>,
+    held: Held,
+}
+
+/// What may be taken away while somebody looks at it: then it looks like files that went away.
+#[derive(Clone, Debug)]
+pub(super) enum Held {
+    Nothing,
+    Snapshot(LayerName),
+    Generation(SandboxId, u32),
+}
+
+impl Host {
+    pub(super) fn tree(&self, of: &FileState) -> DriverResult<LocalTree> {
+        Ok(LocalTree(Arc::new(self.view(of)?.0)))
+    }
+
+    pub(super) fn diff(
+        &self,
+        from: &FileState,
+        to: &FileState,
+        under: &[SandboxPath],
+    ) -> DriverResult<FileDiff> {
+        let under: Vec<PathBuf> = under.iter().map(|path| path.as_path().to_owned()).collect();
+        for _ in 0..TRIES {
+            let ((from, from_held), (to, to_held)) = (self.view(from)?, self.view(to)?);
+            let found = diff(&DiffSpec { from: &from, to: &to, under: &under });
+            if self.is_there(&from_held)? && self.is_there(&to_held)? {
+                let found = found.map_err(layer_error("compare files"))?;
+                let changes = found.changes.into_iter().map(change).collect();
+                return Ok(FileDiff { changes, too_deep: found.too_deep });
+            }
+        }
+        let reason = "the sandbox was sealed or rolled back again and again meanwhile";
+        Err(failed("compare files")(reason.to_owned()))
+    }
+
+    pub(super) fn is_there(&self, held: &Held) -> DriverResult<bool> {
+        match held {
+            Held::Nothing => Ok(true),
+            Held::Snapshot(layer) => {
+                self.store.layer(layer).map_err(layer_error("read a layer"))?;
+                Ok(true)
+            }
+            Held::Generation(id, generation) => Ok(self.record(*id)?.generation == *generation),
+        }
+    }
+
+    fn view(&self, of: &FileState) -> DriverResult<(LayerView, Held)> {
+        let open = |source: Source| {
+            let mount = |bottom: &Bottom| ViewMount::new(&bottom.at, &source.trees, &bottom.lowers);
+            let mounts: Vec<ViewMount> = source.bottoms.iter().map(mount).collect();
+            let view = LayerView::open(&mounts, self.store.marks());
+            Ok((view.map_err(layer_error("look at files"))?, source.held))
+        };
+        match of {
+            FileState::Sandbox(id) => {
+                self.with_sandbox(*id, |record| open(self.sandbox_source(record)?))
+            }
+            FileState::Snapshot(_) | FileState::Beginning { .. } => open(self.source(of)?),
+        }
+    }
+
+    fn source(&self, of: &FileState) -> DriverResult<Source> {
+        match of {
+            FileState::Snapshot(artifact) => {
+                let data = self.read_artifact(artifact)?;
+                let trees = self.trees(Some(&data.layer))?;
+                let bottoms = bottoms(&data.base, &data.workspaces);
+                Ok(Source { bottoms, trees, held: Held::Snapshot(data.layer) })
+            }
+            FileState::Sandbox(id) => self.sandbox_source(&self.record(*id)?),
+            FileState::Beginning { of, .. } => {
+                let mut source = self.source(of)?;
+                // What was copied from the host was there before anything was written.
+                source.trees.retain(|tree| is_pin(tree));
+                Ok(Source { held: Held::Nothing, ..source })
+            }
+        }
+    }
+
+    fn sandbox_source(&self, record: &Record) -> DriverResult<Source> {
+        let mut trees = vec![self.place(record.id).upper(record.generation)];
+        trees.extend(self.trees(record.top.as_ref())?);
+        let held = Held::Generation(record.id, record.generation);
+        Ok(Source { bottoms: record.bottoms(), trees, held })
+    }
+
+    fn trees(&self, top: Option<&LayerName>) -> DriverResult<Vec<PathBuf>> {
+        let Some(top) = top else { return Ok(Vec::new()) };
+        let chain = self.store.chain(top).map_err(layer_error("read the layers"))?;
+        Ok(chain.iter().map(Layer::tree_path).collect())
+    }
+
+    /// While nobody seals it or rolls it back: what is opened meanwhile belongs together, and stays
+    /// what it is.
+    pub(super) fn with_sandbox<T>(
+        &self,
+        id: SandboxId,
+        work: impl FnOnce(&Record) -> DriverResult<T>,
+    ) -> DriverResult<T> {
+        let place = self.place(id);
+        loop {
+            let lock = place.lock_shared().map_err(io_error("lock", place.directory()))?;
+            let lock = lock.ok_or(DriverError::SandboxMissing { driver: DRIVER, id })?;
+            let record = self.record(id)?;
+            if record.sealing.is_none() {
+                return work(&record);
+            }
+            // Whoever sealed it died on the way.
+            drop(lock);
+            let _lock = self.lock(id)?;
+            self.finish(self.record(id)?)?;
+        }
+    }
+}
+
+fn is_pin(tree: &Path) -> bool {
+    let name = tree.parent().and_then(Path::file_name).and_then(OsStr::to_str);
+    name.and_then(|name| name.parse::<LayerName>().ok()).is_some_and(|name| name.is_pin())
+}
+
+fn change(change: ViewChange) -> FileChange {
+    let absolute = |path: PathBuf| Path::new("/").join(path);
+    let kind = match change.kind {
+        ChangeKind::Renamed { from } => ChangeKind::Renamed { from: absolute(from) },
+        kind => kind,
+    };
+    FileChange {
+        kind,
+        path: absolute(change.path),
+        before: change.before.map(|facts| facts.facts),
+        after: change.after.map(|facts| facts.facts),
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct LocalTree(Arc<LayerView>);
+
+impl LocalTree {
+    async fn look<T: Send + 'static>(
+        &self,
+        path: &SandboxPath,
+        work: impl FnOnce(&LayerView, &Path) -> LayerResult<T> + Send + 'static,
+    ) -> DriverResult<T> {
+        let (view, path) = (Arc::clone(&self.0), path.clone());
+        blocking(move || work(&view, path.as_path()).map_err(|err| told(err, &path))).await
+    }
+}
+
+/// Where a file really lies is no business of whoever asks.
+fn told(err: LayerError, path: &SandboxPath) -> DriverError {
+    let path = path.as_path().to_owned();
+    match err {
+        LayerError::Io { operation, source, .. } => DriverError::Io { operation, path, source },
+        LayerError::Changed { .. } => {
+            let source = io::Error::other("it changed meanwhile");
+            DriverError::Io { operation: "read", path, source }
+        }
+        err => failed("look at files")(err),
+    }
+}
+
+#[async_trait]
+impl FileTree for LocalTree {
+    async fn entry(&self, path: &SandboxPath) -> DriverResult<Option<FileFacts>> {
+        self.look(path, |view, path| Ok(view.entry(path)?.map(|facts| facts.facts))).await
+    }
+
+    async fn entries(&self, path: &SandboxPath) -> DriverResult<Vec<(OsString, FileFacts)>> {
+        let entries = self.look(path, LayerView::entries).await?;
+        Ok(entries.into_iter().map(|(name, facts)| (name, facts.facts)).collect())
+    }
+
+    async fn read(&self, path: &SandboxPath) -> DriverResult<ByteStream> {
+        self.look(path, LayerView::open_file).await.map(read_file)
+    }
+
+    async fn read_link(&self, path: &SandboxPath) -> DriverResult<PathBuf> {
+        self.look(path, LayerView::read_link).await
+    }
+}
