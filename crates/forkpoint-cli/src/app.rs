@@ -2,17 +2,19 @@
 
 use std::{
     future::Future,
+    path::PathBuf,
     pin::pin,
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
-use forkpoint_backends::environment::SystemEnvironment;
+use forkpoint_backends::{driver::local::Templates, environment::SystemEnvironment};
 use forkpoint_core::{Engine, Environment as _, Error, ErrorKind, Timestamp};
 use futures::future::{Either, select};
 use tokio::runtime::Handle;
 
 use crate::{
+    config::Config,
     fail::INTERRUPTED,
     output::{
         Output,
@@ -20,18 +22,24 @@ use crate::{
         say,
     },
     signal::Signals,
+    wire::Opened,
 };
 
 #[derive(Debug)]
 pub(crate) struct App {
     pub(crate) engine: Engine,
+    pub(crate) templates: Templates,
     pub(crate) out: Output,
+    pub(crate) config: Config,
+    /// Where everything is kept.
+    pub(crate) data: PathBuf,
     interrupted: AtomicBool,
 }
 
 impl App {
-    pub(crate) fn new(engine: Engine, out: Output) -> Self {
-        Self { engine, out, interrupted: AtomicBool::new(false) }
+    pub(crate) fn new(opened: Opened, out: Output, config: Config, data: PathBuf) -> Self {
+        let Opened { engine, templates } = opened;
+        Self { engine, templates, out, config, data, interrupted: AtomicBool::new(false) }
     }
 
     pub(crate) fn now(&self) -> Timestamp {
@@ -43,6 +51,11 @@ impl App {
         self.interrupted.load(Ordering::Relaxed)
     }
 
+    /// Remembers a Ctrl-C. Answers whether it was the first.
+    pub(crate) fn interrupt(&self) -> bool {
+        !self.interrupted.swap(true, Ordering::Relaxed)
+    }
+
     /// Waits for work that must not be left half-done. The first Ctrl-C lets it finish, which takes
     /// milliseconds; the second leaves at once, and the next start clears up.
     pub(crate) async fn finish<T>(
@@ -50,9 +63,7 @@ impl App {
         doing: &str,
         work: impl Future<Output = Result<T, Error>>,
     ) -> Result<T, Error> {
-        let mut signals = Signals::that_end().map_err(|err| {
-            Error::new(ErrorKind::Unavailable, "failed to listen for signals").with_source(err)
-        })?;
+        let mut signals = listen()?;
         let mut spinner = Spinner::new(&self.out, doing);
         let mut work = pin!(work);
         loop {
@@ -63,7 +74,7 @@ impl App {
                 Either::Right((Either::Right(_), _)) => spinner.tick(),
                 Either::Right((Either::Left(_), _)) => {
                     spinner.clear();
-                    if self.interrupted.swap(true, Ordering::Relaxed) {
+                    if !self.interrupt() {
                         std::process::exit(INTERRUPTED.into());
                     }
                     say(&format!("{doing}: finishing… (again to leave at once)"));
@@ -71,6 +82,34 @@ impl App {
             }
         }
     }
+
+    /// Work that may be left at any moment: the first Ctrl-C drops it, and the answer is `None`.
+    /// What is being done is told unless the work itself prints.
+    pub(crate) async fn until_interrupted<T>(
+        &self,
+        doing: Option<&str>,
+        work: impl Future<Output = T>,
+    ) -> Result<Option<T>, Error> {
+        let mut signals = listen()?;
+        let out = Output { progress: self.out.progress && doing.is_some(), ..self.out };
+        let mut spinner = Spinner::new(&out, doing.unwrap_or_default());
+        let mut work = pin!(work);
+        loop {
+            let tick = pin!(tokio::time::sleep(Duration::from_millis(TICK_MS)));
+            let signal = pin!(signals.next());
+            match select(&mut work, select(signal, tick)).await {
+                Either::Left((result, _)) => return Ok(Some(result)),
+                Either::Right((Either::Right(_), _)) => spinner.tick(),
+                Either::Right((Either::Left(_), _)) => return Ok(None),
+            }
+        }
+    }
+}
+
+fn listen() -> Result<Signals, Error> {
+    Signals::that_end().map_err(|err| {
+        Error::new(ErrorKind::Unavailable, "failed to listen for signals").with_source(err)
+    })
 }
 
 pub(crate) fn now() -> Timestamp {

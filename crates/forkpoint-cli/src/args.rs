@@ -4,15 +4,31 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+mod apply;
+mod care;
+mod config;
 mod examples;
+mod look;
+pub(crate) mod place;
 mod run;
+mod shell;
 mod snapshot;
+mod template;
 pub(crate) mod value;
+mod workspace;
 
+pub(crate) use apply::ApplyArgs;
+pub(crate) use care::{PruneArgs, ValidateArgs};
+pub(crate) use config::{ConfigArgs, ConfigVerb};
+pub(crate) use look::{CatArgs, CpArgs, DiffArgs, LsArgs};
 pub(crate) use run::{CreateArgs, ExecArgs, RunArgs, SandboxArgs, StreamArgs};
 pub(crate) use snapshot::{
-    DeleteArgs, ForkArgs, ListArgs, LogArgs, RestoreArgs, RollbackArgs, ShowArgs, SnapshotArgs,
+    DeleteArgs, EditArgs, ForkArgs, ListArgs, LogArgs, RestoreArgs, RollbackArgs, ShowArgs,
+    SnapshotArgs,
 };
+pub(crate) use template::{AddArgs, PromoteArgs, TemplateArgs, TemplateVerb};
+
+pub(crate) use shell::{CompleteArgs, CompletionsArgs, ManArgs, Shell};
 
 use value::WaitTime;
 
@@ -47,6 +63,17 @@ pub(crate) struct GlobalArgs {
         value_name = "DIR"
     )]
     pub(crate) data_dir: Option<PathBuf>,
+
+    /// The configuration, instead of those that are looked for; `none` for none
+    #[arg(
+        long,
+        global = true,
+        overrides_with = "config",
+        env = "FORKPOINT_CONFIG",
+        hide_env_values = true,
+        value_name = "FILE"
+    )]
+    pub(crate) config: Option<PathBuf>,
 
     /// Print one JSON document on stdout; an error is a JSON object on stderr
     #[arg(long, global = true)]
@@ -85,7 +112,7 @@ pub(crate) enum ColorChoice {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
-    /// A guided tour: create, snapshot, break, roll back, fork; leaves nothing behind
+    /// A guided tour: create, snapshot, break, compare, roll back, fork; leaves nothing behind
     #[command(after_help = examples::DEMO)]
     Demo(DemoArgs),
 
@@ -157,9 +184,65 @@ pub(crate) enum Verb {
     #[command(after_help = examples::LOG)]
     Log(LogArgs),
 
+    /// Bring home what a sandbox changed in its workspace
+    #[command(after_help = examples::APPLY)]
+    Apply(ApplyArgs),
+
+    /// What changed between two states, or since one
+    #[command(after_help = examples::DIFF)]
+    Diff(DiffArgs),
+
+    /// List files in a sandbox or a snapshot
+    #[command(after_help = examples::LS)]
+    Ls(LsArgs),
+
+    /// Print files of a sandbox or a snapshot
+    #[command(after_help = examples::CAT)]
+    Cat(CatArgs),
+
+    /// Copy files out of a sandbox or a snapshot, or into a sandbox
+    #[command(after_help = examples::CP)]
+    Cp(CpArgs),
+
+    /// Change what is written on a snapshot: name, description, labels, pin, expiry
+    #[command(after_help = examples::EDIT)]
+    Edit(EditArgs),
+
     /// Delete snapshots; what grew from them stays whole
     #[command(after_help = examples::DELETE)]
     Delete(DeleteArgs),
+
+    /// Delete what the limits no longer leave room for; tells the plan first
+    #[command(after_help = examples::PRUNE)]
+    Prune(PruneArgs),
+
+    /// How much there is, and what it occupies
+    #[command(after_help = examples::STATS)]
+    Stats,
+
+    /// Whether a sandbox can be snapshotted, and what would be left out
+    #[command(after_help = examples::VALIDATE)]
+    Validate(ValidateArgs),
+
+    /// What is configured, and where
+    #[command(after_help = examples::CONFIG)]
+    Config(ConfigArgs),
+
+    /// Starting points: list, add, remove, and make one of a snapshot
+    #[command(after_help = examples::TEMPLATE)]
+    Template(TemplateArgs),
+
+    /// A script that completes verbs, options and names in your shell
+    #[command(after_help = examples::COMPLETIONS)]
+    Completions(CompletionsArgs),
+
+    /// The manual, as pages for `man`
+    #[command(after_help = examples::MAN, hide = true)]
+    Man(ManArgs),
+
+    /// Names that fit what is being typed
+    #[command(name = "__complete", hide = true)]
+    Complete(CompleteArgs),
 }
 
 #[derive(Clone, Debug, Args)]

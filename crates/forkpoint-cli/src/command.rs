@@ -12,21 +12,35 @@ use crate::{
     wire::Need,
 };
 
+mod apply;
+mod cat;
+pub(crate) mod complete;
+pub(crate) mod completions;
+pub(crate) mod config;
+mod cp;
 mod create;
 mod delete;
 pub(crate) mod demo;
+mod diff;
 pub(crate) mod doctor;
+mod drift;
+mod edit;
 mod exec;
 mod fork;
 mod list;
 mod log;
+mod ls;
 mod power;
+mod prune;
 mod ps;
 mod restore;
 mod rm;
 mod rollback;
 mod show;
 mod snapshot;
+mod stats;
+mod template;
+mod validate;
 
 /// How a command ended that did not fail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,9 +90,24 @@ pub(crate) async fn perform(app: &App, verb: &Verb) -> Outcome {
         Verb::List(args) => list::list(app, args).await,
         Verb::Show(args) => show::show(app, args).await,
         Verb::Log(args) => log::log(app, args).await,
+        Verb::Apply(args) => apply::apply(app, args).await,
+        Verb::Diff(args) => diff::diff(app, args).await,
+        Verb::Ls(args) => ls::ls(app, args).await,
+        Verb::Cat(args) => cat::cat(app, args).await,
+        Verb::Cp(args) => cp::cp(app, args).await,
         Verb::Delete(args) => delete::delete(app, args).await,
+        Verb::Edit(args) => edit::edit(app, args).await,
+        Verb::Prune(args) => prune::prune(app, args).await,
+        Verb::Stats => stats::stats(app).await,
+        Verb::Validate(args) => validate::validate(app, args).await,
+        Verb::Template(args) => template::template(app, args).await,
         // These bring their own data directory, or need none.
-        Verb::Demo(_) | Verb::Doctor => Ok(Exit::DONE),
+        Verb::Demo(_)
+        | Verb::Doctor
+        | Verb::Config(_)
+        | Verb::Completions(_)
+        | Verb::Man(_)
+        | Verb::Complete(_) => Ok(Exit::DONE),
     }
 }
 

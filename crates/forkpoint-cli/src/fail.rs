@@ -43,10 +43,22 @@ pub(crate) enum About {
     New { name: Option<String>, template: Option<String> },
     /// A snapshot with processes and memory.
     Full(String),
+    /// An image or directory that was to become a template.
+    Image,
+    /// A template that was to go.
+    Template,
     /// A program that was to run in a sandbox.
     Command,
+    /// What was to be brought home.
+    Apply(String),
     /// Where everything is kept.
     DataDir,
+    /// A change of nothing.
+    Edit,
+    /// Limits that nobody set.
+    Limits,
+    /// What was decided beforehand.
+    Config,
 }
 
 impl Failure {

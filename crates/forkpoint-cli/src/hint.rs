@@ -23,7 +23,11 @@ pub(crate) async fn hint(failure: &Failure, engine: Option<&Engine>) -> Option<S
         return Some("wait for the other operation with `--wait 10s`".to_owned());
     }
     match (failure.error.kind(), engine) {
+        (kind, _) if matches!(about, About::Config) => about_config(kind),
         (kind, _) if matches!(about, About::DataDir) => about_data(kind),
+        (ErrorKind::Corrupt, _) if matches!(about, About::Image) => {
+            Some("nothing of it was kept: get the image again".to_owned())
+        }
         (ErrorKind::Corrupt, _) => about_data(ErrorKind::Corrupt),
         (ErrorKind::Unsupported, _) => unsupported(about),
         (ErrorKind::Invalid, _) => invalid(about),
@@ -58,6 +62,16 @@ fn about_data(kind: ErrorKind) -> Option<String> {
     }
 }
 
+fn about_config(kind: ErrorKind) -> Option<String> {
+    match kind {
+        ErrorKind::Denied => Some(
+            "`--config none` works without it; `forkpoint config --help` tells what is trusted"
+                .to_owned(),
+        ),
+        _ => Some("`--config none` works without it".to_owned()),
+    }
+}
+
 async fn missing(engine: &Engine, about: &About) -> Option<String> {
     match about {
         About::Sandbox(sandbox) | About::Full(sandbox) => missing_sandbox(engine, sandbox).await,
@@ -80,6 +94,8 @@ async fn missing(engine: &Engine, about: &About) -> Option<String> {
             ))
         }
         About::New { template: Some(_), .. } => Some(TEMPLATES.to_owned()),
+        About::Image => Some(SOURCES.to_owned()),
+        About::Template => Some("`forkpoint template ls` lists the templates".to_owned()),
         About::Command => {
             Some("commands are looked for inside the sandbox, along its PATH".to_owned())
         }
@@ -87,8 +103,10 @@ async fn missing(engine: &Engine, about: &About) -> Option<String> {
     }
 }
 
-const TEMPLATES: &str =
-    "a template is `host`, this machine's own system, or `dir:/PATH`, a directory with one";
+const TEMPLATES: &str = "a template is `host`, this machine's own system, `dir:/PATH`, or what `forkpoint template ls` lists; `forkpoint template add NAME SOURCE` makes one of an image";
+
+const SOURCES: &str =
+    "an image is `oci:PATH`, `archive:FILE`, `docker-daemon:IMAGE`, `registry:IMAGE`, or a path";
 
 async fn missing_sandbox(engine: &Engine, sandbox: &str) -> Option<String> {
     match engine.sandbox(sandbox).await {
@@ -139,6 +157,16 @@ async fn in_the_way(engine: &Engine, about: &About) -> Option<String> {
         About::New { name: Some(name), .. } => {
             Some(format!("choose another name, or remove what is called `{name}`"))
         }
+        About::Apply(source) => Some(format!(
+            "`forkpoint apply {source} -- PATH…` applies others, `forkpoint apply {source} --force` overwrites these"
+        )),
+        About::Image => {
+            Some("choose another name, or `forkpoint template rm` the one that is there".to_owned())
+        }
+        About::Template => Some(
+            "remove what uses it first: `forkpoint rm SANDBOX`, `forkpoint delete SNAPSHOT`"
+                .to_owned(),
+        ),
         _ => about_state(engine, about).await,
     }
 }
@@ -165,6 +193,7 @@ async fn about_state(engine: &Engine, about: &About) -> Option<String> {
 
 fn unsupported(about: &About) -> Option<String> {
     match about {
+        About::Image => Some("get the image for this machine's architecture".to_owned()),
         About::Full(_) => {
             Some("without `--full` a snapshot keeps the files, and `forkpoint doctor` tells what this machine can do".to_owned())
         }
@@ -174,9 +203,18 @@ fn unsupported(about: &About) -> Option<String> {
 
 fn invalid(about: &About) -> Option<String> {
     match about {
+        About::Edit => Some("say one of the options that `forkpoint edit --help` lists".to_owned()),
+        About::Limits => Some(
+            "give one, such as `--max-age-days 14`, or write it into `[retention]` of the configuration"
+                .to_owned(),
+        ),
         About::New { template: Some(template), .. } if template != "host" => {
             Some(TEMPLATES.to_owned())
         }
+        About::Apply(_) => {
+            Some("`forkpoint create --workspace DIR` makes a sandbox that has one".to_owned())
+        }
+        About::Image => Some(SOURCES.to_owned()),
         _ => None,
     }
 }
@@ -189,7 +227,7 @@ fn nearest_or(given: &str, known: Vec<String>, otherwise: &str) -> String {
 }
 
 /// The known name that is a few slips of the finger away.
-fn nearest(given: &str, known: Vec<String>) -> Option<String> {
+pub(crate) fn nearest(given: &str, known: Vec<String>) -> Option<String> {
     // Names are not longer; what is would only cost time.
     let given: &str = given.get(..128).unwrap_or(given);
     let most = given.chars().count().min(9).div_ceil(3);

@@ -2,7 +2,7 @@
 
 #![forbid(unsafe_code)]
 
-use std::process::ExitCode;
+use std::{path::PathBuf, process::ExitCode};
 
 use clap::{CommandFactory as _, Parser as _};
 use forkpoint_core::{Error, ErrorKind};
@@ -11,6 +11,7 @@ mod app;
 mod args;
 mod attached;
 mod command;
+mod config;
 mod fail;
 mod hint;
 mod output;
@@ -22,6 +23,7 @@ mod wire;
 use app::App;
 use args::{Cli, Verb};
 use command::{Exit, Outcome};
+use config::Config;
 use fail::{About, Failure, INTERRUPTED};
 use output::{Output, say};
 
@@ -72,10 +74,11 @@ fn usage(err: &clap::Error) -> ExitCode {
 async fn run(cli: &Cli, out: Output) -> Exit {
     let outcome = match &cli.verb {
         Verb::Demo(args) => command::demo::demo(&out, args).await,
-        Verb::Doctor => match wire::data_dir(&cli.global) {
-            Ok(data) => command::doctor::doctor(&out, &data),
-            Err(err) => Err(Failure::new(err, About::DataDir)),
-        },
+        Verb::Config(args) => command::config::config(&out, args, &cli.global),
+        Verb::Completions(args) => command::completions::completions(&out, args),
+        Verb::Man(args) => command::completions::man(&out, args),
+        Verb::Complete(args) => Ok(command::complete::complete(&out, args, &cli.global).await),
+        Verb::Doctor => settled(cli).and_then(|(_, data)| command::doctor::doctor(&out, &data)),
         _ => return on_data(cli, out).await,
     };
     match outcome {
@@ -85,14 +88,9 @@ async fn run(cli: &Cli, out: Output) -> Exit {
 }
 
 async fn on_data(cli: &Cli, out: Output) -> Exit {
-    let opened = match wire::data_dir(&cli.global) {
-        Ok(data) => wire::open(&data, command::need(&cli.verb), &out).await,
-        Err(err) => Err(err),
-    };
-    let app = match opened {
-        Ok(engine) => App::new(engine, out),
-        Err(err) => {
-            let failure = Failure::new(err, About::DataDir);
+    let app = match open(cli, out).await {
+        Ok(app) => app,
+        Err(failure) => {
             let failure = match cli.verb {
                 Verb::Run(_) | Verb::Exec(_) => failure.with_code(fail::OURS),
                 _ => failure,
@@ -106,6 +104,24 @@ async fn on_data(cli: &Cli, out: Output) -> Exit {
         Ok(exit) => exit,
         Err(failure) => tell(&failure, &out, Some(&app)).await,
     }
+}
+
+async fn open(cli: &Cli, out: Output) -> Result<App, Failure> {
+    let (config, data) = settled(cli)?;
+    for ignored in &config.ignored {
+        out.detail(format!("{ignored} has no effect here"));
+    }
+    let engine = wire::open(&data, command::need(&cli.verb), &config, &out).await;
+    let engine = engine.map_err(|err| Failure::new(err, About::DataDir))?;
+    Ok(App::new(engine, out, config, data))
+}
+
+/// What was decided beforehand, and where the data is.
+fn settled(cli: &Cli) -> Result<(Config, PathBuf), Failure> {
+    let config = Config::load(&cli.global).map_err(|err| Failure::new(err, About::Config))?;
+    let data = wire::data_dir(&cli.global, &config);
+    let data = data.map_err(|err| Failure::new(err, About::DataDir))?;
+    Ok((config, data))
 }
 
 async fn tell(failure: &Failure, out: &Output, app: Option<&App>) -> Exit {

@@ -9,9 +9,12 @@ use serde::Serialize;
 
 use crate::args::{ColorChoice, GlobalArgs};
 
+pub(crate) mod file;
 pub(crate) mod human;
+pub(crate) mod pager;
 pub(crate) mod paint;
 pub(crate) mod progress;
+pub(crate) mod quote;
 pub(crate) mod record;
 pub(crate) mod table;
 
@@ -87,6 +90,16 @@ impl Output {
         let text = clean(&text.to_string());
         say(&format!("{}: {text}", self.paint_err.yellow("warning")));
     }
+}
+
+/// Keys and what they stand for, one below the other.
+pub(crate) fn facts(out: &Output, rows: &[(&str, String)]) -> String {
+    let wide = rows.iter().map(|(key, _)| key.len()).max().unwrap_or(0);
+    let line = |(key, value): &(&str, String)| {
+        let key = format!("{key:wide$}");
+        format!("{}  {}", out.paint.dim(&key), clean(value))
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// A line on stderr. When nobody can read it, nobody is told.

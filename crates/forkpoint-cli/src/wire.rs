@@ -10,13 +10,17 @@ use std::{
 
 use forkpoint_backends::{
     catalog::SqliteCatalog,
-    driver::local::{LocalConfig, LocalDriver},
+    driver::local::{LocalConfig, LocalDriver, Templates},
     environment::SystemEnvironment,
 };
-use forkpoint_core::{Engine, EngineConfig, Error, ErrorKind, driver::Driver};
+use forkpoint_core::{Engine, EngineConfig, Error, ErrorKind, driver::Driver, engine::Notices};
 use tokio::runtime::Handle;
 
-use crate::{args::GlobalArgs, output::Output};
+use crate::{
+    args::GlobalArgs,
+    config::Config,
+    output::{Output, record::shown},
+};
 
 /// Whose sandboxes a name without a driver in front means.
 pub(crate) const DEFAULT_DRIVER: &str = "local";
@@ -31,22 +35,44 @@ pub(crate) enum Need {
     Launcher,
 }
 
+/// What works on a data directory.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    pub(crate) engine: Engine,
+    /// Of the default driver.
+    pub(crate) templates: Templates,
+}
+
 /// The engine on a data directory, which is made if need be. What others left half-done is cleared
 /// up first.
-pub(crate) async fn open(data: &Path, need: Need, out: &Output) -> Result<Engine, Error> {
+pub(crate) async fn open(
+    data: &Path,
+    need: Need,
+    config: &Config,
+    out: &Output,
+) -> Result<Opened, Error> {
     make_private(data)?;
     let driver = LocalDriver::open(local(data))?;
     if need == Need::Launcher {
         // It starts while the catalog is opened.
         driver.warm_up();
     }
+    let templates = driver.templates();
     let driver: Arc<dyn Driver> = Arc::new(driver);
     let catalog = SqliteCatalog::open(data.join("catalog.db"))?;
     let environment = Arc::new(SystemEnvironment::new(Handle::current()));
-    let config = EngineConfig::new(DEFAULT_DRIVER);
+    let listener = *out;
+    let notices = Notices::to(move |text| listener.warn(text));
+    let config = EngineConfig { notices, ..config.engine() };
+    if config.default_driver != driver.name() {
+        let (wanted, known) = (&config.default_driver, driver.name());
+        let message = format!("there is no driver `{wanted}` here, only `{known}`");
+        return Err(Error::new(ErrorKind::Unsupported, message));
+    }
     let engine = Engine::new([driver], Arc::new(catalog), environment, config)?;
     recover(&engine, out).await;
-    Ok(engine)
+    expire(&engine, out).await;
+    Ok(Opened { engine, templates })
 }
 
 pub(crate) fn local(data: &Path) -> LocalConfig {
@@ -74,8 +100,24 @@ async fn recover(engine: &Engine, out: &Output) {
     }
 }
 
-pub(crate) fn data_dir(args: &GlobalArgs) -> Result<PathBuf, Error> {
+/// There is no daemon: whoever comes next ends the sandboxes whose time is over.
+async fn expire(engine: &Engine, out: &Output) {
+    let report = match engine.expire().await {
+        Ok(report) => report,
+        Err(err) => return out.detail(format!("expiry has to wait: {}", err.chain())),
+    };
+    for record in &report.destroyed {
+        out.note(format!("removed sandbox `{}`: its time was over", shown(record)));
+    }
+    for (record, err) in &report.failed {
+        out.detail(format!("sandbox `{}` outlives its time: {}", shown(record), err.chain()));
+    }
+}
+
+/// What was said now, else what was configured, else the usual place.
+pub(crate) fn data_dir(args: &GlobalArgs, config: &Config) -> Result<PathBuf, Error> {
     let given = args.data_dir.as_ref().filter(|dir| !dir.as_os_str().is_empty());
+    let given = given.or(config.settings.data_dir.as_ref());
     let dir = match given {
         Some(dir) => dir.clone(),
         None => default_dir()?,

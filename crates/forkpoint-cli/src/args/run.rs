@@ -4,15 +4,16 @@ use std::{collections::BTreeMap, ffi::OsString, time::Duration};
 
 use clap::{Args, ValueEnum};
 use forkpoint_core::{
-    Error,
+    Error, Timestamp,
     engine::CreateRequest,
     label::Labels,
     naming::Name,
     path::SandboxPath,
-    spec::{Network, Resources, SandboxSpec},
+    spec::{Network, Resources, SandboxSpec, Template},
 };
 
-use super::{WaitArgs, value};
+use super::{WaitArgs, value, workspace::WorkspaceArgs};
+use crate::config::Defaults;
 
 /// What a new sandbox is asked to be.
 #[derive(Clone, Debug, Args)]
@@ -22,9 +23,11 @@ pub(crate) struct SandboxArgs {
     #[arg(long)]
     pub(crate) name: Option<String>,
 
-    /// What to start from: `host` is this machine's own system, `dir:/PATH` a directory
-    #[arg(long, default_value = "host")]
-    pub(crate) template: String,
+    /// What to start from: `host` is this machine's own system, `dir:/PATH` a directory, another name
+    /// what `forkpoint template add` made; `oci:PATH`, `archive:FILE`, `docker-daemon:IMAGE` and
+    /// `registry:IMAGE` are images [default: host]
+    #[arg(long)]
+    pub(crate) template: Option<String>,
 
     /// Who runs it [default: local]
     #[arg(long)]
@@ -47,14 +50,9 @@ pub(crate) struct SandboxArgs {
     pub(crate) user: Option<String>,
 
     /// `none` is a loopback of its own and nothing else; `host` is this machine's network
-    #[arg(
-        long,
-        value_enum,
-        default_value = "none",
-        hide_possible_values = true,
-        value_name = "none|host"
-    )]
-    pub(crate) network: NetworkArg,
+    /// [default: none]
+    #[arg(long, value_enum, hide_possible_values = true, value_name = "none|host")]
+    pub(crate) network: Option<NetworkArg>,
 
     /// The most memory it may use, such as 512M
     #[arg(long, value_name = "SIZE", value_parser = value::bytes)]
@@ -68,6 +66,14 @@ pub(crate) struct SandboxArgs {
     #[arg(long, value_name = "N")]
     pub(crate) pids: Option<u32>,
 
+    /// Remove it when it is older, such as 4h: what runs in it ends then, and the next command
+    /// removes it
+    #[arg(long, value_name = "DURATION", value_parser = value::timeout)]
+    pub(crate) ttl: Option<Duration>,
+
+    #[command(flatten)]
+    pub(crate) workspace: WorkspaceArgs,
+
     #[command(flatten)]
     pub(crate) wait: WaitArgs,
 }
@@ -79,26 +85,47 @@ pub(crate) enum NetworkArg {
 }
 
 impl SandboxArgs {
-    pub(crate) fn request(&self) -> Result<CreateRequest, Error> {
+    pub(crate) fn template<'a>(&'a self, defaults: &'a Defaults) -> &'a str {
+        let default = defaults.template.as_ref().map_or("host", Template::as_str);
+        self.template.as_deref().unwrap_or(default)
+    }
+
+    pub(crate) fn ttl(&self, defaults: &Defaults) -> Option<Duration> {
+        self.ttl.or(defaults.ttl)
+    }
+
+    /// `since` is when the sandbox begins.
+    pub(crate) fn request(
+        &self,
+        defaults: &Defaults,
+        since: Timestamp,
+    ) -> Result<CreateRequest, Error> {
+        let limits = defaults.resources;
+        let workspace = self.workspace.read(since)?;
+        let place = workspace.as_ref().map(|workspace| workspace.at.clone());
+        let place = place.or_else(|| defaults.workdir.clone());
         let spec = SandboxSpec {
-            workdir: path(self.workdir.as_ref())?,
-            user: self.user.clone(),
+            workdir: path(self.workdir.as_ref())?.or(place),
+            user: self.user.clone().or_else(|| defaults.user.clone()),
             env: self.env.iter().cloned().collect(),
             network: match self.network {
-                NetworkArg::None => Network::None,
-                NetworkArg::Host => Network::Host,
+                None => defaults.network,
+                Some(NetworkArg::None) => Network::None,
+                Some(NetworkArg::Host) => Network::Host,
             },
             resources: Resources {
-                memory_bytes: self.memory,
-                cpu_millis: self.cpus,
-                pids: self.pids,
+                memory_bytes: self.memory.or(limits.memory_bytes),
+                cpu_millis: self.cpus.or(limits.cpu_millis),
+                pids: self.pids.or(limits.pids),
             },
-            ..SandboxSpec::new(self.template.parse()?)
+            workspaces: workspace.into_iter().collect(),
+            ..SandboxSpec::new(self.template(defaults).parse()?)
         };
         Ok(CreateRequest {
             driver: self.driver.clone(),
             name: self.name.as_deref().map(str::parse::<Name>).transpose()?,
             labels: Labels::new(self.labels.clone())?,
+            expires: self.ttl(defaults).map(value::from_now).transpose()?,
             wait: self.wait.wait(),
             ..CreateRequest::new(spec)
         })
@@ -133,12 +160,17 @@ pub(crate) struct StreamArgs {
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct RunArgs {
-    /// The command and its arguments [default: a shell, on a terminal as with -it]
+    /// The command and its arguments [default: that of the template's image, or a shell; on a
+    /// terminal as with -it]
     #[arg(last = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
 
     #[command(flatten)]
     pub(crate) streams: StreamArgs,
+
+    /// Instead of what the image of the template puts before each command; empty for nothing
+    #[arg(long, value_name = "PROGRAM")]
+    pub(crate) entrypoint: Option<OsString>,
 
     /// Remove the sandbox afterwards, however the command ends
     #[arg(long)]

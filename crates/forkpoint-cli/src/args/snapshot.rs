@@ -1,11 +1,14 @@
 //! The verbs about snapshots.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use clap::Args;
-use forkpoint_core::trigger::Trigger;
+use forkpoint_core::{Error, Timestamp, trigger::Trigger};
 
-use super::{WaitArgs, value};
+use super::{
+    WaitArgs,
+    value::{self, Expiry},
+};
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SnapshotArgs {
@@ -44,7 +47,20 @@ pub(crate) struct SnapshotArgs {
     #[arg(long)]
     pub(crate) full: bool,
 
-    /// Keep this file's bytes with it: the agent's own memory of this moment
+    /// Take nothing if nothing changed since its last snapshot and that one is as durable, pinned and
+    /// lasting; prints its id. With --name, one is taken
+    #[arg(long)]
+    pub(crate) skip_unchanged: bool,
+
+    /// Keep it whatever the limits say, until it is unpinned or deleted
+    #[arg(long)]
+    pub(crate) pin: bool,
+
+    /// Let retention delete it when it is older, such as 7d
+    #[arg(long, value_name = "DURATION", value_parser = value::timeout, visible_alias = "ttl")]
+    pub(crate) expires: Option<Duration>,
+
+    /// Keep this file's bytes with it, `-` for standard input: the agent's own memory of this moment
     #[arg(long, value_name = "FILE")]
     pub(crate) agent_state: Option<PathBuf>,
 
@@ -98,11 +114,20 @@ pub(crate) struct CopyArgs {
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = value::pair)]
     pub(crate) labels: Vec<(String, String)>,
 
+    /// Remove it when it is older, such as 4h: what runs in it ends then, and the next command
+    /// removes it
+    #[arg(long, value_name = "DURATION", value_parser = value::timeout)]
+    pub(crate) ttl: Option<Duration>,
+
     #[command(flatten)]
     pub(crate) wait: WaitArgs,
 }
 
 impl CopyArgs {
+    pub(crate) fn expires(&self) -> Result<Option<Timestamp>, Error> {
+        self.ttl.map(value::from_now).transpose()
+    }
+
     pub(crate) fn env(&self) -> BTreeMap<String, String> {
         self.env.iter().cloned().collect()
     }
@@ -143,6 +168,51 @@ pub(crate) struct ListArgs {
 pub(crate) struct ShowArgs {
     /// Which one
     pub(crate) snapshot: String,
+
+    /// Only the bytes that the agent left with it, as they are
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) agent_state: bool,
+
+    /// Write these bytes to a file
+    #[arg(short, long, value_name = "FILE", requires = "agent_state")]
+    pub(crate) output: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct EditArgs {
+    /// Which one
+    pub(crate) snapshot: String,
+
+    /// Another name
+    #[arg(long)]
+    pub(crate) name: Option<String>,
+
+    /// What somebody should know about this state; an empty text takes it away
+    #[arg(short = 'm', long, value_name = "TEXT")]
+    pub(crate) description: Option<String>,
+
+    /// Keep it whatever the limits say
+    #[arg(long, conflicts_with = "unpin")]
+    pub(crate) pin: bool,
+
+    /// Let the limits decide again
+    #[arg(long)]
+    pub(crate) unpin: bool,
+
+    /// A label to add or to change; repeatable
+    #[arg(long = "label", value_name = "KEY=VALUE", value_parser = value::pair)]
+    pub(crate) labels: Vec<(String, String)>,
+
+    /// A label to take away; repeatable
+    #[arg(long = "remove-label", value_name = "KEY")]
+    pub(crate) remove_labels: Vec<String>,
+
+    /// Let retention delete it after this time from now, such as 7d; `never` takes that back
+    #[arg(long, value_name = "DURATION|never", value_parser = value::expiry)]
+    pub(crate) expires: Option<Expiry>,
+
+    #[command(flatten)]
+    pub(crate) wait: WaitArgs,
 }
 
 #[derive(Clone, Debug, Args)]

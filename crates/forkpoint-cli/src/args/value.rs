@@ -2,7 +2,10 @@
 
 use std::{str::FromStr, time::Duration};
 
-use forkpoint_core::engine::Wait;
+use forkpoint_core::{Error, Timestamp, engine::Wait};
+use jiff::SignedDuration;
+
+use crate::app::now;
 
 /// `0s` does not wait.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,6 +70,25 @@ pub(crate) fn bytes(text: &str) -> Result<u64, String> {
     }
 }
 
+/// As [`bytes()`], and not zero: a limit that leaves nothing is a slip of the finger.
+pub(crate) fn some_bytes(text: &str) -> Result<u64, String> {
+    match bytes(text)? {
+        0 => Err("a limit of nothing would keep nothing".to_owned()),
+        bytes => Ok(bytes),
+    }
+}
+
+/// A number of days, as a time.
+pub(crate) fn days(text: &str) -> Result<SignedDuration, String> {
+    let refuse = || "give a number of days, such as 14".to_owned();
+    let days: i64 = text.parse().map_err(|_| refuse())?;
+    // No calendar goes on for longer than 10,000 years.
+    match (0..=3_650_000).contains(&days) {
+        true => Ok(SignedDuration::from_hours(days * 24)),
+        false => Err(refuse()),
+    }
+}
+
 /// Processors in thousandths: `1.5` is 1500.
 pub(crate) fn cpus(text: &str) -> Result<u32, String> {
     let millis = text.parse::<f64>().map(|cpus| (cpus * 1000.0).round());
@@ -97,6 +119,35 @@ pub(crate) fn timeout(text: &str) -> Result<Duration, String> {
     match time.is_zero() {
         true => Err("a timeout of nothing leaves no time to run".to_owned()),
         false => Ok(time),
+    }
+}
+
+/// A moment that is still to come.
+pub(crate) fn from_now(time: Duration) -> Result<Timestamp, Error> {
+    let later = SignedDuration::try_from(time).ok().and_then(|time| now().checked_add(time).ok());
+    later.ok_or_else(|| Error::invalid("that is later than any calendar goes"))
+}
+
+/// `7d`, or `never`.
+pub(crate) fn expiry(text: &str) -> Result<Expiry, String> {
+    match text {
+        "never" => Ok(Expiry::Never),
+        text => timeout(text).map(Expiry::In).map_err(|err| format!("{err}; or `never`")),
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Expiry {
+    Never,
+    In(Duration),
+}
+
+impl Expiry {
+    pub(crate) fn moment(self) -> Result<Option<Timestamp>, Error> {
+        match self {
+            Self::Never => Ok(None),
+            Self::In(time) => from_now(time).map(Some),
+        }
     }
 }
 

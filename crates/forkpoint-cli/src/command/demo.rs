@@ -11,6 +11,7 @@ use super::{Exit, Outcome, ps};
 use crate::{
     app::{App, now},
     args::DemoArgs,
+    config::Config,
     fail::{About, Failure, INTERRUPTED},
     output::Output,
     signal::Signals,
@@ -57,11 +58,13 @@ pub(crate) async fn demo(out: &Output, args: &DemoArgs) -> Outcome {
     // From here on a signal ends the tour between two steps, and the clean-up runs.
     let asked = listen()?;
     let place = Place::make()?;
-    let engine = match wire::open(place.path(), wire::Need::Launcher, out).await {
-        Ok(engine) => engine,
+    // The tour shows what the product does, not what this machine is configured to do.
+    let config = Config::default();
+    let opened = match wire::open(place.path(), wire::Need::Launcher, &config, out).await {
+        Ok(opened) => opened,
         Err(err) => return Err(Failure::new(err, About::New { name: None, template: None })),
     };
-    let app = App::new(engine, *out);
+    let app = App::new(opened, *out, config, place.path().to_owned());
     let mut stage = Stage::new(*out, asked);
     let toured = async {
         stage.open(place.path())?;

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 
+use forkpoint_backends::image::ImageConfig;
 use forkpoint_core::{
     Error, ErrorKind,
     catalog::SandboxRecord,
@@ -47,7 +48,10 @@ pub(super) async fn run(app: &App, args: &RunArgs) -> Outcome {
     let mut signals = listen()?;
     let record = create::make(app, &args.sandbox).await.map_err(|err| err.with_code(OURS))?;
     let sandbox = record.id.to_string();
-    let (argv, streams) = what_to_run(args);
+    let (argv, streams) = what_to_run(args, &preset(app, &record));
+    let ttl = args.sandbox.ttl(&app.config.settings.defaults);
+    let timeout = streams.timeout.into_iter().chain(ttl).min();
+    let streams = StreamArgs { timeout, ..streams };
     let outcome = attend(app, &sandbox, Command::new(argv), streams, &mut signals).await;
     match args.rm {
         true => remove(app, &record).await,
@@ -60,10 +64,31 @@ pub(super) async fn run(app: &App, args: &RunArgs) -> Outcome {
     outcome
 }
 
-/// A shell if nothing is asked for; with a terminal, one to type into.
-fn what_to_run(args: &RunArgs) -> (Vec<OsString>, StreamArgs) {
+/// What the template's image says about commands, if it is one.
+fn preset(app: &App, record: &SandboxRecord) -> ImageConfig {
+    let template = app.templates.find(record.spec.template.as_str());
+    template.ok().flatten().map(|template| template.config).unwrap_or_default()
+}
+
+/// As Docker does: a command takes the place of the image's command and not of its entrypoint, and
+/// another entrypoint takes the place of both. A shell if there is nothing; with a terminal, one to
+/// type into.
+fn what_to_run(args: &RunArgs, preset: &ImageConfig) -> (Vec<OsString>, StreamArgs) {
+    let words = |words: &[String]| words.iter().map(OsString::from).collect::<Vec<_>>();
+    let mut argv = match &args.entrypoint {
+        Some(program) if program.is_empty() => Vec::new(),
+        Some(program) => vec![program.clone()],
+        None => words(&preset.entrypoint),
+    };
     if !args.command.is_empty() {
-        return (args.command.clone(), args.streams);
+        argv.extend(args.command.iter().cloned());
+        return (argv, args.streams);
+    }
+    if args.entrypoint.is_none() {
+        argv.extend(words(&preset.cmd));
+    }
+    if argv.is_empty() {
+        argv.push("/bin/sh".into());
     }
     let typed = terminal::is_on_stdin();
     let streams = StreamArgs {
@@ -71,7 +96,7 @@ fn what_to_run(args: &RunArgs) -> (Vec<OsString>, StreamArgs) {
         tty: typed || args.streams.tty,
         ..args.streams
     };
-    (vec!["/bin/sh".into()], streams)
+    (argv, streams)
 }
 
 async fn remove(app: &App, record: &SandboxRecord) {

@@ -2,21 +2,22 @@
 
 use forkpoint_core::{
     Error, ErrorKind,
-    catalog::SandboxRecord,
     driver::SnapshotKind,
-    engine::{ForkRequest, ForkSource, Forked},
+    engine::{ForkRequest, ForkSource, Forked, Subject},
     id::{SandboxId, SnapshotId},
     label::Labels,
     naming::Name,
 };
 use serde::Serialize;
 
-use super::{Exit, Outcome};
+use super::{
+    Exit, Outcome,
+    drift::{self, DriftJson},
+};
 use crate::{
     app::App,
     args::ForkArgs,
     fail::{About, Failure},
-    output::record::shown,
 };
 
 #[derive(Serialize)]
@@ -24,6 +25,7 @@ struct ForkedJson<'a> {
     snapshot: SnapshotId,
     sandboxes: Vec<CopyJson<'a>>,
     failed: Vec<CopyJson<'a>>,
+    drift: Vec<DriftJson>,
 }
 
 #[derive(Serialize)]
@@ -46,11 +48,17 @@ pub(super) async fn fork(app: &App, args: &ForkArgs) -> Outcome {
         let about = about(&err);
         Failure::new(err, about)
     })?;
+    let is_new = matches!(request.source, ForkSource::Sandbox(..));
     let forked = app.finish("forking", app.engine.fork(request)).await.map_err(|err| {
         let about = about(&err);
         Failure::new(err, about)
     })?;
-    tell(app, args, &forked)
+    // A snapshot that was taken a moment ago is of what the host has now.
+    let drift = match is_new {
+        true => Vec::new(),
+        false => drift::tell_of(app, forked.snapshot).await,
+    };
+    tell(app, args, &forked, drift)
 }
 
 async fn request(app: &App, args: &ForkArgs) -> Result<ForkRequest, Error> {
@@ -61,40 +69,21 @@ async fn request(app: &App, args: &ForkArgs) -> Result<ForkRequest, Error> {
         name,
         labels,
         env: args.copy.env(),
+        expires: args.copy.expires()?,
         wait: args.copy.wait.wait(),
         ..ForkRequest::new(source, args.count)
     })
 }
 
-/// What is called so, or has that id; else the only thing whose id begins so.
 async fn source(app: &App, reference: &str) -> Result<ForkSource, Error> {
-    let sandbox = || ForkSource::Sandbox(reference.to_owned(), SnapshotKind::Files);
-    let snapshot = || ForkSource::Snapshot(reference.to_owned());
-    if reference.contains('@') {
-        return Ok(snapshot());
-    }
-    let named = |name: &str, id: &str| name == reference || id == reference;
-    let found = app.engine.sandbox(reference).await.map(|view| view.record);
-    let is_sandbox = |record: &SandboxRecord| named(&shown(record), &record.id.to_string());
-    if found.as_ref().is_ok_and(is_sandbox) {
-        return Ok(sandbox());
-    }
-    let taken = app.engine.show(reference).await.map(|view| view.record);
-    match (found, taken) {
-        (_, Ok(record)) if named(record.name.as_str(), &record.id.to_string()) => Ok(snapshot()),
-        (Ok(found), Ok(taken)) => Err(Error::invalid(format!(
-            "`{reference}` could be `{}` or `{}`: give more of it",
-            found.id, taken.id
-        ))),
-        (Ok(_), Err(_)) => Ok(sandbox()),
-        (Err(err), Ok(_)) if err.kind() == ErrorKind::NotFound => Ok(snapshot()),
-        (Err(err), _) if err.kind() != ErrorKind::NotFound => Err(err),
-        (_, Err(err)) if err.kind() != ErrorKind::NotFound => Err(err),
-        _ => Err(Error::not_found(format!("no sandbox and no snapshot matches `{reference}`"))),
-    }
+    let name = reference.to_owned();
+    Ok(match app.engine.subject(reference).await? {
+        Subject::Sandbox(_) => ForkSource::Sandbox(name, SnapshotKind::Files),
+        Subject::Snapshot(_) => ForkSource::Snapshot(name),
+    })
 }
 
-fn tell(app: &App, args: &ForkArgs, forked: &Forked) -> Outcome {
+fn tell(app: &App, args: &ForkArgs, forked: &Forked, drift: Vec<DriftJson>) -> Outcome {
     let (mut sandboxes, mut failed) = (Vec::new(), Vec::new());
     for child in &forked.children {
         let error = child.result.as_ref().err().map(|err| err.chain().to_string());
@@ -103,7 +92,7 @@ fn tell(app: &App, args: &ForkArgs, forked: &Forked) -> Outcome {
     }
     let exit = Exit(u8::from(!failed.is_empty()));
     if app.out.json {
-        app.out.json(&ForkedJson { snapshot: forked.snapshot, sandboxes, failed })?;
+        app.out.json(&ForkedJson { snapshot: forked.snapshot, sandboxes, failed, drift })?;
         return Ok(exit);
     }
     for copy in &sandboxes {

@@ -10,7 +10,7 @@ use crate::{
     app::App,
     args::PsArgs,
     output::{
-        human::{age, size},
+        human::{age, left, size},
         record::{SandboxJson, shown, state},
         table::{Column, Table},
     },
@@ -102,7 +102,10 @@ const USAGE: [Column; 4] = [
 
 fn table(app: &App, views: &[SandboxView], usages: &[Option<SandboxUsage>]) -> String {
     let with_usage = usages.iter().any(Option::is_some);
-    let mut table = Table::new(COLUMNS.into_iter().chain(USAGE.into_iter().filter(|_| with_usage)));
+    let with_end = views.iter().any(|view| view.record.expires.is_some());
+    let end = with_end.then_some(Column::Number("LEFT"));
+    let usage = USAGE.into_iter().filter(|_| with_usage);
+    let mut table = Table::new(COLUMNS.into_iter().chain(end).chain(usage));
     let now = app.now();
     for (view, usage) in views.iter().zip(usages) {
         let record = &view.record;
@@ -114,7 +117,9 @@ fn table(app: &App, views: &[SandboxView], usages: &[Option<SandboxUsage>]) -> S
             age(record.created, now),
             record.driver.clone(),
         ];
-        table.add(cells.into_iter().chain(usage.iter().flat_map(usage_cells)));
+        let expires = record.expires.map_or_else(|| "-".to_owned(), |at| left(at, now));
+        let end = with_end.then_some(expires);
+        table.add(cells.into_iter().chain(end).chain(usage.iter().flat_map(usage_cells)));
     }
     let paint = app.out.paint;
     table.render(app.out.width, paint, |column, text| match (column, text) {

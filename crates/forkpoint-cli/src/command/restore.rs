@@ -1,8 +1,12 @@
 //! `restore`: a new sandbox from a snapshot.
 
 use forkpoint_core::{ErrorKind, engine::RestoreRequest, label::Labels};
+use serde::Serialize;
 
-use super::{Exit, Outcome};
+use super::{
+    Exit, Outcome,
+    drift::{self, DriftJson},
+};
 use crate::{
     app::App,
     args::RestoreArgs,
@@ -10,11 +14,19 @@ use crate::{
     output::record::{SandboxJson, shown},
 };
 
+#[derive(Serialize)]
+struct Restored<'a> {
+    #[serde(flatten)]
+    sandbox: SandboxJson<'a>,
+    drift: Vec<DriftJson>,
+}
+
 pub(super) async fn restore(app: &App, args: &RestoreArgs) -> Outcome {
     let request = RestoreRequest {
         name: args.name.as_deref().map(str::parse).transpose()?,
         labels: Labels::new(args.copy.labels.clone())?,
         env: args.copy.env(),
+        expires: args.copy.expires()?,
         wait: args.copy.wait.wait(),
         ..RestoreRequest::new(&args.snapshot)
     };
@@ -26,8 +38,12 @@ pub(super) async fn restore(app: &App, args: &RestoreArgs) -> Outcome {
         };
         Failure::new(err, about)
     })?;
+    let drift = match record.head {
+        Some(head) => drift::tell_of(app, head).await,
+        None => Vec::new(),
+    };
     if app.out.json {
-        app.out.json(&SandboxJson::running(&record))?;
+        app.out.json(&Restored { sandbox: SandboxJson::running(&record), drift })?;
     } else {
         app.out.text(&record.id.to_string())?;
         app.out.note(format!("restored `{}` as sandbox `{}`", args.snapshot, shown(&record)));

@@ -3,7 +3,10 @@
 use forkpoint_core::engine::RollbackRequest;
 use serde::Serialize;
 
-use super::{Exit, Outcome};
+use super::{
+    Exit, Outcome,
+    drift::{self, DriftJson},
+};
 use crate::{
     app::App,
     args::RollbackArgs,
@@ -15,6 +18,7 @@ use crate::{
 struct RolledBack<'a> {
     sandbox: SandboxJson<'a>,
     to: SnapshotJson<'a>,
+    drift: Vec<DriftJson>,
 }
 
 pub(super) async fn rollback(app: &App, args: &RollbackArgs) -> Outcome {
@@ -26,9 +30,10 @@ pub(super) async fn rollback(app: &App, args: &RollbackArgs) -> Outcome {
     };
     let to = app.finish("rolling back", app.engine.rollback(request)).await;
     let to = to.map_err(|err| Failure::new(err, about()))?;
+    let drift = drift::tell(app, &to).await;
     if app.out.json {
         let view = app.engine.sandbox(&args.sandbox).await?;
-        app.out.json(&RolledBack { sandbox: (&view).into(), to: (&to).into() })?;
+        app.out.json(&RolledBack { sandbox: (&view).into(), to: (&to).into(), drift })?;
     } else {
         app.out.note(format!("sandbox `{}` is back at `{}`", args.sandbox, to.name));
     }

@@ -1,6 +1,17 @@
 //! `show`: everything about one snapshot.
 
-use forkpoint_core::{Timestamp, catalog::SnapshotRecord, engine::SnapshotView, id::SnapshotId};
+use std::{
+    fs,
+    io::{self, Write as _},
+};
+
+use forkpoint_core::{
+    Error, Timestamp,
+    catalog::SnapshotRecord,
+    engine::SnapshotView,
+    id::SnapshotId,
+    spec::{Workspace, WorkspaceMode},
+};
 use serde::Serialize;
 
 use super::{Exit, Outcome};
@@ -9,7 +20,7 @@ use crate::{
     args::ShowArgs,
     fail::{About, Failure},
     output::{
-        human::{clean, moment, size},
+        human::{moment, size},
         record::SnapshotJson,
     },
 };
@@ -27,6 +38,9 @@ struct Shown<'a> {
 
 pub(super) async fn show(app: &App, args: &ShowArgs) -> Outcome {
     let about = || About::Snapshot(args.snapshot.clone());
+    if args.agent_state {
+        return agent_state(app, args).await;
+    }
     let view = app.engine.show(&args.snapshot).await;
     let view = view.map_err(|err| Failure::new(err, about()))?;
     if app.out.json {
@@ -37,15 +51,28 @@ pub(super) async fn show(app: &App, args: &ShowArgs) -> Outcome {
     }
     let mut rows = facts(&view.record, app.now());
     rows.extend(lineage(&view));
-    let wide = rows.iter().map(|(key, _)| key.len()).max().unwrap_or(0);
-    let lines: Vec<String> = rows
-        .iter()
-        .map(|(key, value)| {
-            let key = format!("{key:wide$}");
-            format!("{}  {}", app.out.paint.dim(&key), clean(value))
-        })
-        .collect();
-    app.out.text(&lines.join("\n"))?;
+    app.out.text(&crate::output::facts(&app.out, &rows))?;
+    Ok(Exit::DONE)
+}
+
+/// The bytes as they are: whatever they hold, it is what the agent left.
+async fn agent_state(app: &App, args: &ShowArgs) -> Outcome {
+    let about = || About::Snapshot(args.snapshot.clone());
+    let state = app.engine.agent_state(&args.snapshot).await;
+    let state = state.map_err(|err| Failure::new(err, about()))?.ok_or_else(|| {
+        let message = format!("no agent left a state with snapshot `{}`", args.snapshot);
+        Failure::from(Error::not_found(message))
+    })?;
+    match &args.output {
+        Some(path) => fs::write(path, &state).map_err(|err| {
+            let message = format!("failed to write `{}`", path.display());
+            Failure::from(Error::invalid(message).with_source(err))
+        })?,
+        None => {
+            let mut stdout = io::stdout().lock();
+            stdout.write_all(&state).and_then(|()| stdout.flush())?;
+        }
+    }
     Ok(Exit::DONE)
 }
 
@@ -64,6 +91,7 @@ fn facts(record: &SnapshotRecord, now: Timestamp) -> Vec<(&'static str, String)>
         ("driver", record.driver.clone()),
         ("template", record.spec.template.to_string()),
     ];
+    rows.extend(record.spec.workspaces.iter().map(|each| ("workspace", workspace(each))));
     let mut add = |key, value: Option<String>| rows.extend(value.map(|value| (key, value)));
     add("description", record.description.clone());
     add("context", record.context.clone());
@@ -88,6 +116,14 @@ fn facts(record: &SnapshotRecord, now: Timestamp) -> Vec<(&'static str, String)>
     let times = |count: u64| format!("{count} times{}", last.unwrap_or_default());
     add("restored", (record.restore_count > 0).then(|| times(record.restore_count)));
     rows
+}
+
+fn workspace(workspace: &Workspace) -> String {
+    let Workspace { source, at, mode, .. } = workspace;
+    match mode {
+        WorkspaceMode::Live => format!("{source} at {at}"),
+        WorkspaceMode::Copy => format!("a copy of {source} at {at}"),
+    }
 }
 
 /// The nearest of both directions; `log` draws all of it.

@@ -1,12 +1,17 @@
 //! `snapshot`: keep this moment.
 
-use std::{fs, path::Path};
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::Path,
+};
 
 use bytes::Bytes;
 use forkpoint_core::{
     Error, ErrorKind,
     driver::SnapshotKind,
-    engine::{SnapshotOutcome, SnapshotRequest, TakenSnapshot},
+    engine::{PruneReport, SkipReason, SnapshotOutcome, SnapshotRequest, TakenSnapshot},
+    id::SnapshotId,
     label::Labels,
 };
 use serde::Serialize;
@@ -14,18 +19,27 @@ use serde::Serialize;
 use super::{Exit, Outcome};
 use crate::{
     app::App,
-    args::SnapshotArgs,
+    args::{SnapshotArgs, value},
     fail::{About, Failure},
-    output::record::{SnapshotJson, counted},
+    output::{
+        human::{many, size},
+        record::{SnapshotJson, counted},
+    },
 };
 
 #[derive(Serialize)]
 struct Skipped {
     skipped: String,
+    /// The one that holds this state already.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    snapshot: Option<SnapshotId>,
 }
 
 pub(super) async fn snapshot(app: &App, args: &SnapshotArgs) -> Outcome {
-    let request = request(args)?;
+    let request = SnapshotRequest {
+        skip_unchanged: args.skip_unchanged || app.config.settings.skip_unchanged,
+        ..request(args)?
+    };
     let work = app.engine.snapshot(request);
     let outcome = app.finish("taking a snapshot", work).await;
     let outcome = outcome.map_err(|err| {
@@ -34,12 +48,25 @@ pub(super) async fn snapshot(app: &App, args: &SnapshotArgs) -> Outcome {
     })?;
     match outcome {
         SnapshotOutcome::Taken(taken) => tell(app, &taken)?,
-        SnapshotOutcome::Skipped(reason) if app.out.json => {
-            app.out.json(&Skipped { skipped: reason.to_string() })?;
-        }
-        SnapshotOutcome::Skipped(reason) => app.out.note(format!("nothing was taken: {reason}")),
+        SnapshotOutcome::Skipped(reason) => skipped(app, reason)?,
     }
     Ok(Exit::DONE)
+}
+
+fn skipped(app: &App, reason: SkipReason) -> Result<(), Failure> {
+    let snapshot = match reason {
+        SkipReason::Unchanged(snapshot) => Some(snapshot),
+        _ => None,
+    };
+    if app.out.json {
+        app.out.json(&Skipped { skipped: reason.to_string(), snapshot })?;
+        return Ok(());
+    }
+    if let Some(snapshot) = snapshot {
+        app.out.text(&snapshot.to_string())?;
+    }
+    app.out.note(format!("nothing was taken: {reason}"));
+    Ok(())
 }
 
 fn request(args: &SnapshotArgs) -> Result<SnapshotRequest, Error> {
@@ -53,21 +80,38 @@ fn request(args: &SnapshotArgs) -> Result<SnapshotRequest, Error> {
         step: args.step,
         labels: Labels::new(args.labels.clone())?,
         agent_state: args.agent_state.as_deref().map(read).transpose()?,
+        expires: args.expires.map(value::from_now).transpose()?,
+        pinned: args.pin,
         sync: !args.no_sync,
         wait: args.wait.wait(),
         ..SnapshotRequest::new(&args.sandbox)
     })
 }
 
+/// What is longer is refused without being read to its end, whatever limit is configured.
+const MAX_STATE_BYTES: u64 = 256 << 20;
+
 fn read(path: &Path) -> Result<Bytes, Error> {
-    fs::read(path).map(Bytes::from).map_err(|err| {
+    let mut bytes = Vec::new();
+    let most = MAX_STATE_BYTES + 1;
+    let read = match path == Path::new("-") {
+        true => io::stdin().lock().take(most).read_to_end(&mut bytes),
+        false => File::open(path).and_then(|file| file.take(most).read_to_end(&mut bytes)),
+    };
+    let named = format!("the agent's state from `{}`", path.display());
+    read.map_err(|err| {
         let kind = match err.kind() {
-            std::io::ErrorKind::NotFound => ErrorKind::NotFound,
+            io::ErrorKind::NotFound => ErrorKind::NotFound,
             _ => ErrorKind::Invalid,
         };
-        let message = format!("failed to read the agent's state from `{}`", path.display());
-        Error::new(kind, message).with_source(err)
-    })
+        Error::new(kind, format!("failed to read {named}")).with_source(err)
+    })?;
+    match bytes.len() as u64 > MAX_STATE_BYTES {
+        true => Err(Error::invalid(format!(
+            "{named} is longer than 256 MiB: what is so large can be a file in the sandbox"
+        ))),
+        false => Ok(Bytes::from(bytes)),
+    }
 }
 
 /// A conflict is about the name that was asked for, or about the state of the sandbox.
@@ -90,8 +134,24 @@ fn tell(app: &App, taken: &TakenSnapshot) -> Result<(), Failure> {
         let (name, own) = (&snapshot.name, counted(snapshot, snapshot.own_bytes));
         app.out.note(format!("took snapshot `{name}`, {own} of its own"));
     }
-    if let Some(Err(err)) = &taken.pruned {
-        app.out.warn(format!("retention has to wait: {}", err.chain()));
+    match &taken.pruned {
+        Some(Ok(report)) => retained(app, report),
+        Some(Err(err)) => app.out.warn(format!("retention has to wait: {}", err.chain())),
+        None => {}
     }
     Ok(())
+}
+
+/// What the configured limits did, in a line.
+fn retained(app: &App, report: &PruneReport) {
+    if !report.deleted.is_empty() {
+        let (what, freed) = (many(report.deleted.len(), "snapshot"), size(report.freed_bytes));
+        app.out.note(format!("retention deleted {what}, and {freed} came free"));
+    }
+    for (deletion, err) in &report.failed {
+        app.out.warn(format!("retention keeps `{}`: {}", deletion.name, err.chain()));
+    }
+    for limit in &report.unmet {
+        app.out.warn(format!("retention: {limit}"));
+    }
 }

@@ -22,9 +22,22 @@ pub(crate) fn size(bytes: u64) -> String {
     format!("{value:.digits$} {}", unit.unwrap_or(&""))
 }
 
+/// `1 snapshot`, `3 snapshots`.
+pub(crate) fn many(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 /// `45s`, `3m`, `5h`, `12d`; a time that is still to come is `now`.
 pub(crate) fn age(then: Timestamp, now: Timestamp) -> String {
-    let seconds = now.duration_since(then).as_secs();
+    span(now.duration_since(then).as_secs())
+}
+
+/// The time until then, in the same form; what has passed is `now`.
+pub(crate) fn left(then: Timestamp, now: Timestamp) -> String {
+    span(then.duration_since(now).as_secs())
+}
+
+fn span(seconds: i64) -> String {
     match seconds {
         ..=0 => "now".to_owned(),
         1..=59 => format!("{seconds}s"),
@@ -38,7 +51,7 @@ pub(crate) fn age(then: Timestamp, now: Timestamp) -> String {
 pub(crate) fn moment(then: Timestamp, now: Timestamp) -> String {
     let date = then.strftime("%Y-%m-%d %H:%M:%S UTC");
     match age(then, now).as_str() {
-        "now" if then > now => format!("{date}"),
+        "now" if then > now => format!("{date} (in {})", left(then, now)),
         "now" => format!("{date} (now)"),
         age => format!("{date} ({age} ago)"),
     }
@@ -80,7 +93,8 @@ pub(crate) fn clean_json(text: &str) -> String {
     cleaned
 }
 
-fn is_unsafe(c: char) -> bool {
+/// Whether a character does something to a terminal.
+pub(crate) fn is_unsafe(c: char) -> bool {
     let turns =
         matches!(c, '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     c.is_control() || turns || matches!(c, '\u{2028}' | '\u{2029}')

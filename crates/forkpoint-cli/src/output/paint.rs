@@ -17,6 +17,17 @@ impl Paint {
         }
     }
 
+    pub(crate) const RED: &'static str = "31";
+    pub(crate) const GREEN: &'static str = "32";
+
+    /// Of a line that need not be text.
+    pub(crate) fn bytes(self, code: Option<&str>, line: &[u8]) -> Vec<u8> {
+        match code.filter(|_| self.on) {
+            Some(code) => [b"\x1b[", code.as_bytes(), b"m", line, b"\x1b[0m"].concat(),
+            None => line.to_vec(),
+        }
+    }
+
     pub(crate) fn bold(self, text: &str) -> String {
         self.wrap("1", text)
     }
@@ -26,11 +37,11 @@ impl Paint {
     }
 
     pub(crate) fn red(self, text: &str) -> String {
-        self.wrap("31", text)
+        self.wrap(Self::RED, text)
     }
 
     pub(crate) fn green(self, text: &str) -> String {
-        self.wrap("32", text)
+        self.wrap(Self::GREEN, text)
     }
 
     pub(crate) fn yellow(self, text: &str) -> String {

@@ -27,11 +27,16 @@ impl<'a> Spinner<'a> {
     }
 
     pub(crate) fn tick(&mut self) {
+        self.tick_at("");
+    }
+
+    /// With how far it has come.
+    pub(crate) fn tick_at(&mut self, far: &str) {
         self.ticks += 1;
         if self.shows && self.ticks >= SILENT {
             let frame = FRAMES[self.ticks % FRAMES.len()];
             let mut stderr = io::stderr().lock();
-            let _ = write!(stderr, "\r\x1b[K{} {frame}", self.doing);
+            let _ = write!(stderr, "\r\x1b[K{} {frame}{far}", self.doing);
             let _ = stderr.flush();
             self.drawn = true;
         }

@@ -9,7 +9,7 @@ use forkpoint_core::{
     label::Labels,
     naming::Name,
     path::SandboxPath,
-    spec::{Network, Template},
+    spec::{Network, Template, Workspace},
     trigger::Trigger,
 };
 use serde::Serialize;
@@ -27,6 +27,7 @@ pub(crate) struct SandboxJson<'a> {
     head: Option<SnapshotId>,
     labels: &'a Labels,
     created: Timestamp,
+    expires: Option<Timestamp>,
     adopted: bool,
     workdir: Option<&'a SandboxPath>,
     user: Option<&'a str>,
@@ -34,6 +35,7 @@ pub(crate) struct SandboxJson<'a> {
     memory_bytes: Option<u64>,
     cpu_millis: Option<u32>,
     pids: Option<u32>,
+    workspaces: &'a [Workspace],
 }
 
 impl<'a> SandboxJson<'a> {
@@ -48,6 +50,7 @@ impl<'a> SandboxJson<'a> {
             head: record.head,
             labels: &record.labels,
             created: record.created,
+            expires: record.expires,
             adopted: record.adopted.is_some(),
             workdir: spec.workdir.as_ref(),
             user: spec.user.as_deref(),
@@ -55,6 +58,7 @@ impl<'a> SandboxJson<'a> {
             memory_bytes: spec.resources.memory_bytes,
             cpu_millis: spec.resources.cpu_millis,
             pids: spec.resources.pids,
+            workspaces: &spec.workspaces,
         }
     }
 
@@ -118,6 +122,7 @@ pub(crate) struct SnapshotJson<'a> {
     last_restored: Option<Timestamp>,
     restore_count: u64,
     durable: bool,
+    workspaces: &'a [Workspace],
 }
 
 impl<'a> From<&'a SnapshotRecord> for SnapshotJson<'a> {
@@ -148,6 +153,7 @@ impl<'a> From<&'a SnapshotRecord> for SnapshotJson<'a> {
             last_restored: record.last_restored,
             restore_count: record.restore_count,
             durable: record.durable,
+            workspaces: &record.spec.workspaces,
         }
     }
 }

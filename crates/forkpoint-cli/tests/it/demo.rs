@@ -41,8 +41,8 @@ fn the_tour_shows_every_step_and_leaves_nothing() {
     let run = Run::of(demo(temp.path()).output().unwrap());
     assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""), "{run:?}");
     let steps = [
-        "prepare", "create", "work", "snapshot", "break", "rollback", "fork", "diverge", "log",
-        "clean up",
+        "prepare", "create", "work", "snapshot", "break", "diff", "rollback", "fork", "diverge",
+        "log", "clean up",
     ];
     for step in steps {
         let line = run.stdout.lines().find(|line| line.starts_with(&format!("  {step} ")));

@@ -142,6 +142,14 @@ fn agent_state_must_be_there_and_small() {
     std::fs::write(&big, vec![0; (1 << 20) + 1]).unwrap();
     let run = home.run(["snapshot", "web", "--agent-state", big.to_str().unwrap()]);
     assert_eq!(run.code, Some(2), "{run:?}");
+    // However much is configured, what is not read to its end is not taken for all of it.
+    let config = home.path().join("large.toml");
+    std::fs::write(&config, "[snapshots]\nmax_agent_state = \"1G\"\n").unwrap();
+    std::fs::File::create(&big).unwrap().set_len((256 << 20) + 1).unwrap();
+    let (config, big) = (config.to_str().unwrap(), big.to_str().unwrap());
+    let run = home.run(["snapshot", "web", "--agent-state", big, "--config", config]);
+    assert_eq!(run.code, Some(2), "{run:?}");
+    assert!(run.stderr.contains("is longer than 256 MiB"), "{run:?}");
     assert_eq!(home.ok(["list", "-q"]).stdout, "");
 }
 

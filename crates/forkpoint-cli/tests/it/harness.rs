@@ -75,7 +75,8 @@ impl Home {
     ) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_forkpoint"));
         command.arg("--data-dir").arg(self.path().join("data")).args(args);
-        command.env_remove("FORKPOINT_DATA_DIR").stdin(Stdio::null());
+        command.env_remove("FORKPOINT_DATA_DIR").env_remove("FORKPOINT_CONFIG");
+        command.env("XDG_CONFIG_HOME", self.path().join("config")).stdin(Stdio::null());
         command
     }
 

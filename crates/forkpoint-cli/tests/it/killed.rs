@@ -139,3 +139,71 @@ fn a_killed_fork_makes_all_copies_or_none() {
         }
     });
 }
+
+#[test]
+fn a_killed_create_with_a_copy_of_a_directory_leaves_no_copy_alone() {
+    let home = Home::new();
+    let dir = home.path().join("project");
+    for number in 0..50 {
+        fs::create_dir_all(dir.join(format!("{number}"))).expect("a directory");
+        fs::write(dir.join(format!("{number}/file")), "content").expect("a file");
+    }
+    let dir = dir.to_str().expect("text");
+    let args = ["create", "--workspace", dir, "--workspace-mode", "copy"];
+    kill_at_every_moment(&home, &args, |_| {
+        assert_agreed(&home);
+        let copies = fs::read_dir(home.path().join("data/local/store/layers"));
+        let copies = copies.into_iter().flatten().count();
+        assert_eq!(copies, known(&home).len(), "copies and sandboxes");
+        for id in known(&home) {
+            assert_eq!(home.sh(&id, "cat */file | wc -c"), "350\n");
+            home.ok(["rm", "--force", &id]);
+        }
+    });
+}
+
+#[test]
+fn a_killed_apply_leaves_each_file_as_it_was_or_as_it_will_be() {
+    const FILES: usize = 30;
+    for mode in ["live", "copy"] {
+        let home = Home::new();
+        let dir = home.path().join("project");
+        fs::create_dir_all(dir.join("d")).expect("a directory");
+        let read = |number: usize| {
+            let path = dir.join(format!("d/{number}"));
+            fs::read_to_string(path).unwrap_or_else(|_| "gone".to_owned())
+        };
+        for number in 0..FILES {
+            fs::write(dir.join(format!("d/{number}")), "0").expect("a file");
+        }
+        let source = dir.to_str().expect("text");
+        let args = ["create", "--name", "web", "--workspace", source, "--workspace-mode", mode];
+        home.ok(args);
+        let change = |round: usize| {
+            let script = format!(
+                "for n in $(seq 0 {}); do printf {round} > d/$n; done; rm d/$(({round} % {FILES}))",
+                FILES - 1
+            );
+            home.sh("web", &script);
+        };
+        change(1);
+        let mut before: Vec<String> = (0..FILES).map(read).collect();
+        kill_at_every_moment(&home, &["apply", "web"], |round| {
+            let (now, round) = ((0..FILES).map(read).collect::<Vec<_>>(), round + 1);
+            for (number, (now, before)) in now.iter().zip(&before).enumerate() {
+                let new = match number == round % FILES {
+                    true => "gone".to_owned(),
+                    false => round.to_string(),
+                };
+                assert!(*now == new || now == before, "{number}: {before} {now} {new}");
+            }
+            before = now;
+            change(round + 1);
+        });
+        let told = home.ok(["apply", "web"]);
+        assert!(told.stdout.contains("changed d/"), "{told:?}");
+        let left = fs::read_dir(&dir).expect("a directory").flatten();
+        let left: Vec<_> = left.map(|entry| entry.file_name()).collect();
+        assert_eq!(left, ["d"], "{mode}");
+    }
+}

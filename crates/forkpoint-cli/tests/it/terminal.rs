@@ -171,3 +171,22 @@ fn the_tour_has_calm_colours() {
     terminal.await_text("everything else");
     assert_eq!(child.wait().unwrap().code(), Some(0));
 }
+
+#[test]
+fn a_diff_goes_through_a_pager_that_can_be_started() {
+    let home = Home::with_web();
+    home.sh("web", "echo one > /srv/file");
+    for (pager, shown) in
+        [("sed s/^/paged:/", "paged:\u{1b}[32mA"), ("/no/such/pager -x", "\u{1b}[32mA")]
+    {
+        let mut terminal = Terminal::open();
+        let side = || Stdio::from(OwnedFd::from(terminal.slave.try_clone().expect("a terminal")));
+        let mut command = home.command(["diff", "web"]);
+        command.env("FORKPOINT_PAGER", pager).env("TERM", "xterm").env_remove("NO_COLOR");
+        let mut child =
+            command.stdin(side()).stdout(side()).stderr(side()).spawn().expect("it starts");
+        terminal.await_text(shown);
+        terminal.await_text("/srv/file");
+        assert!(child.wait().expect("it ends").success(), "{pager}");
+    }
+}

@@ -5,7 +5,10 @@ use std::time::Duration;
 use forkpoint_core::{
     Error, ErrorKind,
     driver::{Command, ExitStatus},
-    engine::{CreateRequest, ForkRequest, ForkSource, RollbackRequest, SnapshotRequest, Wait},
+    engine::{
+        CompareRequest, CreateRequest, ForkRequest, ForkSource, RollbackRequest, SnapshotRequest,
+        Wait,
+    },
     spec::SandboxSpec,
 };
 use futures::{StreamExt as _, future::join_all};
@@ -13,7 +16,7 @@ use futures::{StreamExt as _, future::join_all};
 use super::{Stage, Stop};
 use crate::{
     app::{App, now},
-    command::log,
+    command::{diff, log},
     output::{Output, human::clean},
 };
 
@@ -29,6 +32,7 @@ pub(super) async fn tour(app: &App, stage: &mut Stage, copies: usize) -> Result<
     work(app, stage).await?;
     snapshot(app, stage).await?;
     break_it(app, stage).await?;
+    compare(app, stage).await?;
     roll_back(app, stage).await?;
     let names = fork(app, stage, copies).await?;
     diverge(app, stage, &names).await?;
@@ -85,6 +89,17 @@ async fn break_it(app: &App, stage: &mut Stage) -> Result<(), Stop> {
     stage.step("break", "the agent deletes its own work", since)?;
     stage.typed("forkpoint exec agent -- rm main.py config.toml")?;
     Ok(stage.told(&format!("left in {PROJECT}: {}", words(&left)))?)
+}
+
+async fn compare(app: &App, stage: &mut Stage) -> Result<(), Stop> {
+    let since = now();
+    let request = CompareRequest { from: "agent".to_owned(), to: None, under: Vec::new() };
+    let changes = app.engine.compare(&request).await?.diff.changes;
+    stage.step("diff", "what it did since that moment", since)?;
+    let lines: Vec<String> = changes.iter().map(|change| diff::line(&app.out, change)).collect();
+    expect(lines.len() == 3, "tell the three changes", &lines.join("\n"))?;
+    stage.typed("forkpoint diff agent")?;
+    Ok(lines.iter().try_for_each(|line| stage.told(line))?)
 }
 
 async fn roll_back(app: &App, stage: &mut Stage) -> Result<(), Stop> {
