@@ -11,9 +11,11 @@ use crate::{
 };
 
 mod command_line;
+mod daily;
 mod lives;
 mod memory;
 mod snapshots;
+mod templates;
 
 /// Everything that a case needs.
 #[derive(Debug)]
@@ -26,7 +28,7 @@ pub struct Bench<'a> {
 
 pub type Case = (&'static str, fn(&Bench<'_>) -> Vec<Row>);
 
-pub const ALL: [Case; 12] = [
+pub const ALL: [Case; 16] = [
     ("exec", lives::exec),
     ("create", lives::create),
     ("quiet", lives::create_after_quiet),
@@ -39,6 +41,10 @@ pub const ALL: [Case; 12] = [
     ("busy", snapshots::busy),
     ("commit", snapshots::against_commit),
     ("cli", command_line::added),
+    ("version", daily::version),
+    ("log", daily::log),
+    ("workspace", daily::workspace),
+    ("image", templates::unpack),
 ];
 
 impl Bench<'_> {

@@ -9,3 +9,4 @@ pub mod figures;
 pub mod options;
 pub mod peers;
 pub mod product;
+pub mod seed;

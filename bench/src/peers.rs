@@ -185,7 +185,23 @@ impl Docker {
         Self::timed(self.command().args(["rm", "-f", id])).0
     }
 
-    /// Of what was committed.
+    /// An image of a directory in a file, as others would give it to us.
+    pub fn save(&self, tree: &Path, archive: &Path) -> io::Result<()> {
+        let flat = archive.with_extension("tree");
+        output(Command::new("tar").arg("-C").arg(tree).arg("-cf").arg(&flat).arg("."))?;
+        let image = output(self.command().arg("import").arg(&flat))?;
+        fs::remove_file(flat)?;
+        output(self.command().arg("save").arg("-o").arg(archive).arg(&image))?;
+        output(self.command().args(["rmi", "-f", &image])).map(drop)
+    }
+
+    /// `docker load`, and what it loaded.
+    pub fn load(&self, archive: &Path) -> (Duration, String) {
+        let (time, said) = Self::timed(self.command().arg("load").arg("-i").arg(archive));
+        (time, said.rsplit(' ').next().unwrap_or_default().to_owned())
+    }
+
+    /// Of what was committed or loaded.
     pub fn remove_image(&self, image: &str) {
         let _ = output(self.command().args(["rmi", "-f", image]));
         self.images.borrow_mut().retain(|known| known != image);

@@ -11,20 +11,20 @@ use std::{
 };
 
 use forkpoint_backends::catalog::SqliteCatalog;
+use forkpoint_bench::seed::{SANDBOXES, fill, take};
 use forkpoint_core::{
     catalog::{Catalog, SnapshotQuery},
     retention::RetentionPolicy,
 };
 use forkpoint_testkit::{
     CatalogOpener, Simulation, World,
-    conformance::catalog::scene::{Hand, at, child_of, sandbox, snapshot, with_pieces},
+    conformance::catalog::scene::{Hand, at, sandbox, snapshot},
 };
 use futures::executor::block_on;
 use tempfile::TempDir;
 
 const FEW: u64 = 1_000;
 const MANY: u64 = 100_000;
-const SANDBOXES: u64 = 100;
 const ROUNDS: u64 = 200;
 
 #[derive(Debug)]
@@ -59,32 +59,6 @@ fn measure(size: u64) -> Vec<Row> {
     let mut rows = calls(&hand, size);
     rows.extend(plans(&place, size));
     rows
-}
-
-fn fill(hand: &Hand, size: u64) {
-    eprintln!("filling a catalog with {size} snapshots");
-    block_on(async {
-        for number in 0..SANDBOXES {
-            hand.add(&sandbox(number)).await;
-        }
-        for number in 0..size {
-            take(hand, number).await;
-        }
-    });
-}
-
-/// One more snapshot of its sandbox, one piece over the last.
-async fn take(hand: &Hand, number: u64) {
-    let mut taken = snapshot(number, number % SANDBOXES);
-    taken.created = at(number.cast_signed());
-    taken.own_bytes = 4096;
-    let (own, below) = (format!("p{number}"), number.checked_sub(SANDBOXES));
-    let over = below.map(|below| format!("p{below}"));
-    let mut taken = with_pieces(taken, &[(&own, over.as_deref())]);
-    if let Some(below) = below {
-        taken = child_of(below, taken);
-    }
-    hand.take(&taken).await;
 }
 
 fn calls(hand: &Hand, size: u64) -> Vec<Row> {

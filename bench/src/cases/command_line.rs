@@ -19,11 +19,10 @@ const VERBS: [&str; 4] = ["create", "exec", "snapshot --no-sync", "rollback"];
 
 pub(super) fn added(bench: &Bench<'_>) -> Vec<Row> {
     let what = |verb: &str| format!("added by a process: `forkpoint {verb}`");
-    let Some(program) = find(bench.options.cli.as_deref()) else {
-        return VERBS.map(|verb| Row::missing(what(verb), "not there")).into();
-    };
     let directory = bench.ground.directory();
-    let cli = CommandLine { program, data: directory.path().join("data") };
+    let Some(cli) = CommandLine::find(bench, directory.path()) else {
+        return VERBS.map(|verb| Row::missing(what(verb), NOT_THERE)).into();
+    };
     // For the first time, so that what is made once is made.
     if let Err(err) = cli.round() {
         return VERBS.map(|verb| Row::missing(what(verb), err.clone())).into();
@@ -53,19 +52,23 @@ pub(super) fn added(bench: &Bench<'_>) -> Vec<Row> {
     .collect()
 }
 
-/// Where we were told, else beside ourselves.
-fn find(told: Option<&Path>) -> Option<PathBuf> {
-    let beside = || Some(env::current_exe().ok()?.with_file_name("forkpoint"));
-    told.map(Path::to_owned).or_else(beside).filter(|path| path.is_file())
-}
+pub(super) const NOT_THERE: &str = "the program `forkpoint` is not there";
 
-struct CommandLine {
+/// The program, on a data directory of its own.
+pub(super) struct CommandLine {
     program: PathBuf,
-    data: PathBuf,
+    pub(super) data: PathBuf,
 }
 
 impl CommandLine {
-    fn call(&self, arguments: &[&str]) -> Result<(Duration, String), String> {
+    /// Where we were told, else beside ourselves.
+    pub(super) fn find(bench: &Bench<'_>, directory: &Path) -> Option<Self> {
+        let beside = || Some(env::current_exe().ok()?.with_file_name("forkpoint"));
+        let program = bench.options.cli.clone().or_else(beside).filter(|path| path.is_file())?;
+        Some(Self { program, data: directory.join("data") })
+    }
+
+    pub(super) fn call(&self, arguments: &[&str]) -> Result<(Duration, String), String> {
         let mut command = Command::new(&self.program);
         command.arg("--data-dir").arg(&self.data).args(arguments);
         let (time, answer) = timed(|| output(&mut command));

@@ -1,12 +1,15 @@
 //! Snapshots of sandboxes in which nothing runs, and of such in which something does.
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use super::{Bench, Rival};
 use crate::{
     figures::{Row, Samples, Unit},
     product::{Limits, Product},
 };
+
+/// For the machine to come to rest.
+const QUIET: Duration = Duration::from_secs(1);
 
 const TARGET_MS: f64 = 4.0;
 
@@ -143,11 +146,16 @@ pub(super) fn against_commit(bench: &Bench<'_>) -> Vec<Row> {
     let mut commit_busy = Rival::new("docker commit", &bench.peers.docker);
     let [mut idle, mut copied, mut changed] = [const { Samples(Vec::new()) }; 3];
     for _ in 0..rounds {
-        let (_, id) = product.create(Limits::None);
-        product.script(&id, &work.first);
-        let (time, snapshot) = product.snapshot(&id, false);
-        idle.add(time);
-        product.clear(&id, &[snapshot]);
+        // A few milliseconds each: one alone says more of what the machine did besides.
+        for _ in 0..3 {
+            let (_, id) = product.create(Limits::None);
+            product.script(&id, &work.first);
+            // What is left of the one before is being deleted, and that is not what is measured.
+            thread::sleep(QUIET);
+            let (time, snapshot) = product.snapshot(&id, false);
+            idle.add(time);
+            product.clear(&id, &[snapshot]);
+        }
         let (first, second) = take_two(&product, &work);
         copied.add(first);
         changed.add(second);
