@@ -46,6 +46,17 @@ pub(super) enum Way {
     Mounted,
 }
 
+/// Nobody else applies to the directory.
+#[derive(Debug)]
+pub(super) struct Lock(OwnedFd);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing is not enough: a process that another thread starts has it too for a moment.
+        let _ = flock(&self.0, FlockOperation::Unlock);
+    }
+}
+
 impl HostDir {
     pub(super) fn open(path: &Path) -> WorkspaceResult<Self> {
         let fd = openat(CWD, path, OFlags::RDONLY | DIRECTORY, Mode::empty());
@@ -55,12 +66,12 @@ impl HostDir {
     }
 
     /// The kernel lets go of it when we die.
-    pub(super) fn lock(&self) -> WorkspaceResult<OwnedFd> {
+    pub(super) fn lock(&self) -> WorkspaceResult<Lock> {
         let fd = beneath(&self.fd, Path::new("."), OFlags::RDONLY | DIRECTORY);
         let fd = fd.doing("open", || self.path.clone())?;
         match flock(&fd, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => Err(WorkspaceError::Busy { path: self.path.clone() }),
-            result => result.doing("lock", || self.path.clone()).map(|()| fd),
+            result => result.doing("lock", || self.path.clone()).map(|()| Lock(fd)),
         }
     }
 
