@@ -2,7 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use forkpoint_core::{Timestamp, id::SnapshotId, lineage::LineageRow};
+use forkpoint_core::{
+    Timestamp,
+    id::SnapshotId,
+    lineage::{LineageNode, LineageRow},
+    trigger::Trigger,
+};
 
 use super::Stands;
 use crate::output::{
@@ -53,7 +58,7 @@ fn line(
     let own = if node.own_bytes == 0 { "-".to_owned() } else { size(node.own_bytes) };
     let facts = format!("{:>8}  {:>4}", own, age(node.created, now));
     let before = columns(&label(row, rail)) + pad.len() + columns(&facts) + columns(here) + 6;
-    let text = node.description.as_deref().map(clean).unwrap_or_default();
+    let text = said(node);
     let text = match out.width {
         Some(width) => cut(&text, width.saturating_sub(before)),
         None => text,
@@ -64,6 +69,16 @@ fn line(
     let gap = if text.is_empty() || here.is_empty() { "" } else { "  " };
     let line = format!("{rail}{name}{}{pad}  {facts}  {text}{gap}{here}", gone(row));
     line.trim_end().to_owned()
+}
+
+/// Why it was taken, where that is not simply that somebody asked for it, and what was said of it.
+fn said(node: &LineageNode) -> String {
+    let description = node.description.as_deref().map(clean).unwrap_or_default();
+    match (node.trigger, description.is_empty()) {
+        (Trigger::Manual, _) => description,
+        (trigger, true) => format!("[{trigger}]"),
+        (trigger, false) => format!("[{trigger}] {description}"),
+    }
 }
 
 fn label(row: &LineageRow, rail: &str) -> String {
@@ -114,12 +129,7 @@ fn rails(rows: &[LineageRow]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use forkpoint_core::{
-        driver::SnapshotKind,
-        id::SandboxId,
-        lineage::{LineageNode, rows},
-        trigger::Trigger,
-    };
+    use forkpoint_core::{driver::SnapshotKind, id::SandboxId, lineage::rows};
 
     use super::*;
     use crate::output::paint::Paint;
@@ -166,6 +176,14 @@ mod tests {
         let name = |text: &str| (SandboxId::from_u128(9), text.to_owned());
         let stands = Stands::from([(SnapshotId::from_u128(5), vec![name("web"), name("try-1")])]);
         draw(&rows(nodes), &stands, &out(width), Timestamp::UNIX_EPOCH).join("\n")
+    }
+
+    #[test]
+    fn why_it_was_taken_stands_before_what_was_said() {
+        let taken = |trigger, text| said(&LineageNode { trigger, ..node(1, None, text) });
+        assert_eq!(taken(Trigger::Manual, "mine"), "mine");
+        assert_eq!(taken(Trigger::OnError, "it broke"), "[on_error] it broke");
+        assert_eq!(taken(Trigger::RunEnd, ""), "[run_end]");
     }
 
     #[test]
