@@ -282,6 +282,12 @@ impl Host {
         if !moved {
             // Whoever began may have promised the layer, and died before it was kept.
             self.store.sweep().map_err(layer_error("clean up after a seal"))?;
+            // A process that it was just starting when it died may still hold the promise for a moment.
+            // The sandbox is locked, and this is its own seal: nobody else can mean to keep it. While what was
+            // written is where it was, the promise holds nothing.
+            if upper.is_dir() {
+                self.store.discard(name.as_str()).map_err(layer_error("clean up after a seal"))?;
+            }
             let kept = self.store.commit_upper(name.clone(), top, &upper, false);
             kept.map_err(layer_error("keep a layer"))?;
         }
