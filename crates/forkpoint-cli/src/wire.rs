@@ -59,7 +59,7 @@ pub(crate) async fn open(
     }
     let templates = driver.templates();
     let driver: Arc<dyn Driver> = Arc::new(driver);
-    let catalog = SqliteCatalog::open(data.join("catalog.db"))?;
+    let catalog = SqliteCatalog::open_here(data.join("catalog.db"))?;
     let environment = Arc::new(SystemEnvironment::new(Handle::current()));
     let listener = *out;
     let notices = Notices::to(move |text| listener.warn(text));

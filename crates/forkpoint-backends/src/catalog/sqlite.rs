@@ -5,13 +5,14 @@
 //! gone. See [`owner`] for what must not be done to that directory.
 //!
 //! Writes go through one thread of the handle, reads after the first few through another, so that no executor waits
-//! for a disk and no read waits for a write. Both threads have ended when the handle is dropped.
+//! for a disk and no read waits for a write. Both threads have ended when the handle is dropped. A program that does
+//! one thing and leaves needs neither: see [`SqliteCatalog::open_here`].
 
 use std::{
     fmt,
     path::Path,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -78,10 +79,23 @@ impl SqliteCatalog {
     /// Opens the catalog, or makes one where there is no file. It can be read by its user only: a
     /// sandbox's environment often holds secrets.
     pub fn open(path: impl AsRef<Path>) -> CatalogResult<Self> {
-        let (place, session) = Session::create(path.as_ref())?;
+        Self::open_with(path.as_ref(), |session| Worker::start("catalog-write", session))
+    }
+
+    /// The same without threads: whoever asks waits for the disk, and so does everything else on an executor of one
+    /// thread. For a program that does one thing and leaves.
+    pub fn open_here(path: impl AsRef<Path>) -> CatalogResult<Self> {
+        Self::open_with(path.as_ref(), |session| Ok(Worker::Here(Mutex::new(session))))
+    }
+
+    fn open_with(
+        path: &Path,
+        worker: impl FnOnce(Session) -> CatalogResult<Worker>,
+    ) -> CatalogResult<Self> {
+        let (place, session) = Session::create(path)?;
         let owner = Owner::create(&place.owners())
             .map_err(|err| place.explain("register", Fault::file(&place.owners(), err)))?;
-        let writer = Worker::start("catalog-write", session)?;
+        let writer = worker(session)?;
         Ok(Self { writer, reader: OnceLock::new(), reads: AtomicU64::new(0), owner, place })
     }
 
@@ -98,7 +112,8 @@ impl SqliteCatalog {
         operation: &'static str,
         job: impl FnOnce(&Transaction<'_>) -> Answer<T> + Send + 'static,
     ) -> CatalogResult<T> {
-        let worker = match self.reads.load(Ordering::Relaxed) < READS_BY_WRITER {
+        let few = self.reads.load(Ordering::Relaxed) < READS_BY_WRITER;
+        let worker = match few || matches!(self.writer, Worker::Here(_)) {
             true => &self.writer,
             false => self.reader()?,
         };

@@ -18,6 +18,11 @@ mod conformance {
     forkpoint_testkit::catalog_conformance!(super::Directory::new());
 }
 
+/// The same without threads of its own.
+mod here {
+    forkpoint_testkit::catalog_conformance!(super::Here(super::Directory::new()));
+}
+
 /// A catalog in a directory that goes with it.
 #[derive(Debug)]
 struct Directory(TempDir);
@@ -44,5 +49,14 @@ impl Directory {
 impl CatalogOpener for Directory {
     fn open(&self) -> Arc<dyn Catalog> {
         Arc::new(SqliteCatalog::open(self.file()).unwrap())
+    }
+}
+
+#[derive(Debug)]
+struct Here(Directory);
+
+impl CatalogOpener for Here {
+    fn open(&self) -> Arc<dyn Catalog> {
+        Arc::new(SqliteCatalog::open_here(self.0.file()).unwrap())
     }
 }

@@ -1,8 +1,8 @@
-//! A thread that owns a connection and does one job after another.
+//! Whoever owns a connection and does one job after another: a thread, or the one who asks.
 
 use std::{
     io,
-    sync::mpsc,
+    sync::{Mutex, PoisonError, mpsc},
     thread::{self, JoinHandle},
 };
 
@@ -18,7 +18,13 @@ use super::{
 type Job = Box<dyn FnOnce(&mut Session) + Send>;
 
 /// Dropping it waits until all that was asked for is done, and the file is closed.
-pub(super) struct Worker {
+pub(super) enum Worker {
+    Thread(Helper),
+    /// Jobs take a fraction of a millisecond, and waking a thread for each takes as long again.
+    Here(Mutex<Session>),
+}
+
+pub(super) struct Helper {
     jobs: Option<mpsc::Sender<Job>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -28,7 +34,29 @@ pub(super) struct Worker {
 struct Stopped;
 
 impl Worker {
-    pub(super) fn start(name: &str, mut session: Session) -> CatalogResult<Self> {
+    pub(super) fn start(name: &str, session: Session) -> CatalogResult<Self> {
+        Helper::start(name, session).map(Self::Thread)
+    }
+
+    /// The job is done even when the caller stops waiting for it.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        access: Access,
+        operation: &'static str,
+        job: impl FnOnce(&Transaction<'_>) -> Answer<T> + Send + 'static,
+    ) -> CatalogResult<T> {
+        match self {
+            Self::Thread(helper) => helper.run(access, operation, job).await,
+            Self::Here(session) => session
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .transact(access, operation, job),
+        }
+    }
+}
+
+impl Helper {
+    fn start(name: &str, mut session: Session) -> CatalogResult<Self> {
         let (jobs, waiting) = mpsc::channel::<Job>();
         let work = move || waiting.iter().for_each(|job| job(&mut session));
         let thread = thread::Builder::new().name(name.to_owned()).spawn(work).map_err(
@@ -40,8 +68,7 @@ impl Worker {
         Ok(Self { jobs: Some(jobs), thread: Some(thread) })
     }
 
-    /// The job is done even when the caller stops waiting for it.
-    pub(super) async fn run<T: Send + 'static>(
+    async fn run<T: Send + 'static>(
         &self,
         access: Access,
         operation: &'static str,
@@ -61,7 +88,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl Drop for Helper {
     fn drop(&mut self) {
         self.jobs = None;
         // The answer to a job may wake whoever drops the last handle on the worker's own thread.
