@@ -67,6 +67,10 @@ impl Home {
         Self { dir: tempfile::tempdir().expect("a directory for the test") }
     }
 
+    pub(crate) fn below(directory: &Path) -> Self {
+        Self { dir: tempfile::tempdir_in(directory).expect("a directory for the test") }
+    }
+
     /// A data directory with a running sandbox `web`.
     pub(crate) fn with_web() -> Self {
         let home = Self::new();
@@ -274,7 +278,7 @@ macro_rules! assert_told {
                 (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", "[time]"),
                 (r"_\d{8}_\d{6}", "_[time]"),
                 (r"\((now|\d+s ago)\)", "([age])"),
-                (r"/tmp/\.tmp\w+", "[home]"),
+                (r"(/[\w.-]+)+/\.tmp\w+", "[home]"),
             ]
         }, { insta::assert_snapshot!($($argument)*) })
     };

@@ -13,6 +13,7 @@ mod harness;
 mod help;
 mod hooks;
 mod killed;
+mod leftovers;
 mod looks;
 mod notes;
 mod sandboxes;
