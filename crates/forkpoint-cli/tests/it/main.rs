@@ -12,6 +12,7 @@ mod guides;
 mod harness;
 mod help;
 mod hooks;
+mod json;
 mod killed;
 mod leftovers;
 mod looks;
