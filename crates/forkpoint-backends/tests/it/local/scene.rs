@@ -27,8 +27,8 @@ use serde_json::Value;
 
 use super::{Machine, unique};
 
-/// What takes longer hangs.
-const PATIENCE: Duration = Duration::from_secs(45);
+/// What takes longer hangs, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(200);
 
 pub(super) struct Scene {
     machine: Option<Machine>,
