@@ -279,6 +279,8 @@ macro_rules! assert_told {
                 (r"_\d{8}_\d{6}", "_[time]"),
                 (r"\((now|\d+s ago)\)", "([age])"),
                 (r"(/[\w.-]+)+/\.tmp\w+", "[home]"),
+                // A column is as wide as the path in it.
+                (r"(\[home\][\w./-]*) {2,}", "$1  "),
             ]
         }, { insta::assert_snapshot!($($argument)*) })
     };

@@ -4,7 +4,10 @@ use std::{fmt::Write as _, fs};
 
 use serde_json::Value;
 
-use crate::harness::{Home, assert_told};
+use crate::{
+    harness::{Home, assert_told},
+    help::VERBS,
+};
 
 /// Values differ from run to run; what they are does not.
 fn shape(value: &Value) -> Value {
@@ -30,8 +33,27 @@ impl Script {
     fn ask(&mut self, line: &str) {
         let line = line.replace("[home]", self.home.path().to_str().expect("text"));
         let run = self.home.ok(line.split(' ').chain(["--json"]));
+        self.assert_documented(&line, &run.json());
         let shape = serde_json::to_string_pretty(&shape(&run.json())).expect("JSON");
         writeln!(self.told, "$ forkpoint {line} --json\n{shape}\n").expect("text");
+    }
+}
+
+impl Script {
+    /// The help names every field of the document itself, or the verb whose help does.
+    fn assert_documented(&self, line: &str, document: &Value) {
+        let words = line.split(' ').take(if line.starts_with("template ") { 2 } else { 1 });
+        let help = |words: &[&str]| self.home.ok(words.iter().chain(&["--help"])).stdout;
+        let words: Vec<&str> = words.collect();
+        let mut named = help(&words);
+        let others =
+            named.split("`forkpoint ").skip(1).filter_map(|rest| rest.split_once(" --help`"));
+        let others: String =
+            others.map(|(verb, _)| help(&verb.split(' ').collect::<Vec<_>>())).collect();
+        named.push_str(&others);
+        for field in document.as_object().expect("an object").keys() {
+            assert!(named.contains(&format!("\"{field}\"")), "{words:?}: no help names `{field}`");
+        }
     }
 }
 
@@ -91,15 +113,9 @@ fn every_verb_speaks_json() {
 /// Those whose output is the command's or the file's own, and those that print for people or shells alone.
 #[test]
 fn no_verb_is_forgotten() {
-    let plain = ["run", "exec", "cat", "completions", "demo", "help"];
+    let plain = ["run", "exec", "cat", "completions", "demo"];
     let told = include_str!("json.rs");
-    let help = Home::new().ok(["--help"]).stdout;
-    let verbs = help.lines().skip_while(|line| *line != "Commands:").skip(1);
-    for line in verbs.take_while(|line| !line.is_empty()) {
-        let Some(verb) = line.strip_prefix("  ").filter(|rest| !rest.starts_with(' ')) else {
-            continue;
-        };
-        let verb = verb.split(' ').next().expect("a verb");
+    for verb in VERBS {
         let asked = told.contains(&format!("\"{verb} ")) || told.contains(&format!("\"{verb}\""));
         assert!(asked, "`{verb}` is not asked for JSON, and is not among {plain:?}");
     }

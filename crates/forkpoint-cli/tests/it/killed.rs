@@ -6,6 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+
 use crate::harness::{Home, until};
 
 /// Between two moments, at first. Later ones lie further apart, so that a verb that takes long on a busy
@@ -127,11 +130,32 @@ fn a_killed_fork_makes_all_copies_or_none() {
             assert_eq!(home.sh(id, "cat /srv/n"), "good\n");
         }
         let web = home.ok(["ps", "--json"]).json();
-        let is_copy = |sandbox: &&serde_json::Value| sandbox["name"] != "web";
+        let is_copy = |sandbox: &&Value| sandbox["name"] != "web";
         for copy in web["sandboxes"].as_array().expect("a list").iter().filter(is_copy) {
             home.ok(["rm", "--force", copy["id"].as_str().expect("a text")]);
         }
     });
+}
+
+#[test]
+fn a_sandbox_whose_first_process_is_killed_is_told_as_stopped_and_starts_again() {
+    let home = Home::with_web();
+    home.sh("web", "echo kept > /srv/n");
+    home.ok(["snapshot", "web", "--name", "good", "--no-sync"]);
+    let id = home.ok(["ps", "-q"]).id().to_owned();
+    let record = home.path().join("data/local/sandboxes").join(id).join("record.json");
+    let record: Value =
+        serde_json::from_slice(&fs::read(record).expect("a record")).expect("a record");
+    let init = i32::try_from(record["init"]["pid"].as_i64().expect("a number")).expect("a number");
+    kill_process(Pid::from_raw(init).expect("a process"), Signal::KILL).expect("it is killed");
+    let state = || home.ok(["ps", "--json"]).json()["sandboxes"][0]["state"].clone();
+    assert!(until(|| state() == "stopped"), "{}", state());
+    let run = home.run(["exec", "web", "--", "true"]);
+    assert!(run.code == Some(125) && run.stderr.contains("forkpoint start web"), "{run:?}");
+    home.ok(["start", "web"]);
+    assert_eq!((home.sh("web", "cat /srv/n").as_str(), state()), ("kept\n", "running".into()));
+    let copy = home.ok(["restore", "good"]).id().to_owned();
+    assert_eq!(home.sh(&copy, "cat /srv/n"), "kept\n");
 }
 
 #[test]

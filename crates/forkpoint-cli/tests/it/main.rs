@@ -23,5 +23,6 @@ mod snapshots;
 mod system;
 mod templates;
 mod terminal;
+mod told;
 mod unchanged;
 mod workspace;
