@@ -213,7 +213,7 @@ pub(super) fn read_record(place: &Path) -> Value {
 #[expect(clippy::disallowed_methods, reason = "the kernel tells nobody when the last one is gone")]
 pub(super) fn until(what: &str, look: impl Fn() -> Vec<String>) {
     let mut found = Vec::new();
-    for _ in 0..1500 {
+    for _ in 0..12_000 {
         found = look();
         if found.is_empty() {
             return;
