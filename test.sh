@@ -59,6 +59,19 @@ step "tests in the documentation"
 cargo test --workspace --doc --locked --quiet
 
 step "tests"
-cargo nextest run --workspace --locked
+cargo nextest run --workspace --locked --no-run
+# A directory for the tests alone: whatever has its name in it when they are over was left by them.
+TMPDIR=$(mktemp -d /tmp/forkpoint-tests.XXXXXX)
+export TMPDIR
+notes=$(mktemp --tmpdir=target before.XXXXXX)
+trap 'rm -rf --one-file-system "$TMPDIR" "$notes"' EXIT
+chmod 755 "$TMPDIR" # one test makes a user who goes there
+python3 leftovers.py note "$notes"
+passed=0
+cargo nextest run --workspace --locked || passed=$?
+
+step "what the tests left"
+python3 leftovers.py check "$notes" || [ "$passed" != 0 ] || passed=1
+[ "$passed" = 0 ] || exit "$passed"
 
 step "all passed"

@@ -54,8 +54,8 @@ pub use record::{LayerRecord, LayerSize};
 pub(crate) use replace::replace;
 pub use stage::{PromisedLayer, Stage};
 pub use store::{LayerStore, SweepStats};
-pub(crate) use trash::remove_tree;
 pub use trash::{Leftover, ReapStats};
+pub(crate) use trash::{empty_trash, remove_tree};
 pub use view::{LayerView, ViewFacts, ViewLevel, ViewMount};
 
 /// A file name that nobody else comes up with.

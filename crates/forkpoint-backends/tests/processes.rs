@@ -15,6 +15,8 @@ use libtest_mimic::{Arguments, Trial};
 mod child;
 #[path = "processes/layers.rs"]
 mod layers;
+#[path = "processes/left.rs"]
+mod left;
 #[path = "processes/local.rs"]
 mod local;
 #[path = "processes/parent.rs"]
@@ -52,5 +54,10 @@ fn main() -> ExitCode {
         local::kill_again_and_again();
         Ok(())
     });
-    libtest_mimic::run(&Arguments::from_args(), vec![catalog, layers, local]).exit_code()
+    let failing = Trial::test("a_parent_that_fails_leaves_no_child_and_no_sandbox", || {
+        left::fail_at_work();
+        Ok(())
+    });
+    let trials = vec![catalog, layers, local, failing];
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

@@ -254,7 +254,7 @@ mod tests {
             // Until the other side has had enough.
             let _ = io::copy(&mut stream, &mut io::sink());
         });
-        let agent = agent(true, Duration::from_millis(200)).unwrap();
+        let agent = agent(true, Duration::from_secs(2)).unwrap();
         let response = agent.get(format!("http://{address}/")).call().unwrap();
         let mut got = Vec::new();
         let err = response.into_body().into_reader().read_to_end(&mut got).unwrap_err();

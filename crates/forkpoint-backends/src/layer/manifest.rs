@@ -206,6 +206,8 @@ impl<'a> Reader<'a> {
 mod tests {
     use std::ffi::CStr;
 
+    use proptest::{collection::vec, prelude::*};
+
     use super::*;
 
     /// As version 1 writes it. Every release must read these bytes.
@@ -243,6 +245,31 @@ mod tests {
         assert_eq!(content, VERSION_1);
         assert_eq!(u64::from_le_bytes(*checksum), fnv(VERSION_1));
         assert_eq!(Manifest::decode(&bytes).unwrap(), sample());
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 3000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Also with a checksum that fits: what is read is in its form, or refused.
+        #[test]
+        fn no_bytes_are_too_odd(
+            changes in vec((any::<prop::sample::Index>(), any::<u8>()), 0..6),
+            more in vec(any::<u8>(), 0..12),
+            cut in any::<prop::sample::Index>(),
+        ) {
+            let mut bytes = VERSION_1.to_vec();
+            let start = MAGIC.len() + 1;
+            for (at, byte) in changes {
+                let at = start + at.index(bytes.len() - start);
+                bytes[at] = byte;
+            }
+            bytes.truncate(start + cut.index(2 * bytes.len()));
+            bytes.extend(more);
+            bytes.extend_from_slice(&fnv(&bytes).to_le_bytes());
+            if let Ok(manifest) = Manifest::decode(&bytes) {
+                prop_assert_eq!(Manifest::decode(&manifest.encode()).unwrap(), manifest);
+            }
+        }
     }
 
     #[test]

@@ -64,6 +64,12 @@ pub struct SweepStats {
 impl LayerStore {
     /// Opens the store below `root`, which is made if need be, and sweeps it.
     pub fn open(root: &Path) -> LayerResult<Self> {
+        std::fs::create_dir_all(root).during("create").at(|| root.to_owned())?;
+        Self::open_made(root)
+    }
+
+    /// For one who works for another, and must not make anew what was removed meanwhile.
+    pub(crate) fn open_made(root: &Path) -> LayerResult<Self> {
         let directories = Arc::new(Directories::open(root)?);
         let store = Self(Arc::new(Shared { directories, reaper: Reaper::default() }));
         store.sweep()?;
@@ -285,7 +291,6 @@ impl Shared {
 
 impl Directories {
     fn open(root: &Path) -> LayerResult<Self> {
-        std::fs::create_dir_all(root).during("create").at(|| root.to_owned())?;
         let base = open_path(root)?;
         let open = |name: &CStr| {
             match mkdirat(&base, name, Mode::RWXU) {

@@ -7,7 +7,7 @@ use std::{
     ffi::CString,
     io,
     os::fd::{AsFd, AsRawFd as _, OwnedFd},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, OnceLock, PoisonError, mpsc},
     thread,
 };
@@ -21,7 +21,7 @@ use super::{
     LayerResult,
     cursor::{DirCursor, KEEP, names, open_directory},
     error::{At as _, Fault},
-    store::Directories,
+    store::{Directories, open_path},
 };
 
 /// Enough to tell what is wrong.
@@ -80,11 +80,22 @@ fn listen(heard: &mpsc::Receiver<()>, directories: &Directories, last: &Mutex<Ve
 /// Deletes what is in the trash but what somebody else is deleting, unless `lock` waits for them.
 pub(super) fn empty(directories: &Directories, lock: FlockOperation) -> LayerResult<ReapStats> {
     let path = directories.trash_path();
-    let mut stats = ReapStats::default();
     let trash = directories.trash().at(|| path.clone())?;
-    for (name, _) in names(trash.as_fd()).at(|| path.clone())? {
+    empty_open(&trash, &path, lock)
+}
+
+/// Empties the trash of the store below `root`, and waits for those who are at it. Makes nothing, not
+/// even for a moment: for one who comes late, when the store may be on its way out or gone.
+pub(crate) fn empty_trash(root: &Path) -> LayerResult<ReapStats> {
+    let path = root.join("trash");
+    empty_open(&open_path(&path)?, &path, FlockOperation::LockExclusive)
+}
+
+fn empty_open(trash: &OwnedFd, path: &Path, lock: FlockOperation) -> LayerResult<ReapStats> {
+    let mut stats = ReapStats::default();
+    for (name, _) in names(trash.as_fd()).at(|| path.to_owned())? {
         let mut removal = Removal { stats: &mut stats };
-        removal.remove(&trash, path.clone(), name, lock);
+        removal.remove(trash, path.to_owned(), name, lock);
     }
     Ok(stats)
 }

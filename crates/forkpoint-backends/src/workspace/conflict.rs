@@ -5,7 +5,7 @@
 //! after the sandbox began counts as changed, also where it was just a mode, and so does what lies in
 //! a directory that was moved there (`ways.rs`).
 
-use std::fs::File;
+use std::{fs::File, path::Path};
 
 use forkpoint_core::driver::{ApplyConflict, FileFacts, FileKind};
 use rustix::fs::{Stat, fstat};
@@ -32,9 +32,15 @@ pub(super) fn find(
 ) -> WorkspaceResult<Vec<ApplyConflict>> {
     let mut found = Vec::new();
     let ways = Ways::new(spec, host, ledger);
+    let has_moved = spec.is_live() && may_have_moved(spec, plan);
     for step in &plan.steps {
         let reason = match spec.is_live() {
-            true => with_live(spec, plan, step, ledger, &ways)?,
+            true if step.host.is_none() => {
+                let is_lost = is_lost(spec, plan, step, ledger)
+                    && (!has_moved || ways.may_have_lost(&step.path)?);
+                is_lost.then_some(DELETED)
+            }
+            true => with_live(spec, step, ledger, &ways)?,
             false => with_copy(spec, host, step, ledger)?,
         };
         found.extend(reason.map(|reason| ApplyConflict { path: step.path.clone(), reason }));
@@ -45,22 +51,29 @@ pub(super) fn find(
     Ok(found)
 }
 
+/// Whether the sandbox may have moved files of the host's and changed them then: it has deleted some, or
+/// has others in their place.
+fn may_have_moved(spec: &ApplySpec, plan: &Plan) -> bool {
+    plan.has_deleted || plan.changed.iter().any(|path| !is_copied_up(spec, path))
+}
+
+/// Whether it lies there in the sandbox only because the host had it. One that was moved inside the
+/// sandbox was copied up under another name.
+fn is_lost(spec: &ApplySpec, plan: &Plan, step: &Step, ledger: &Ledger) -> bool {
+    matches!(step.want, Want::File(_))
+        && !plan.moved.contains(&step.path)
+        && is_copied_up(spec, &step.path)
+        && !ledger.deleted(&step.path)
+}
+
 fn with_live(
     spec: &ApplySpec,
-    plan: &Plan,
     step: &Step,
     ledger: &Ledger,
     ways: &Ways,
 ) -> WorkspaceResult<Option<&'static str>> {
     let path = &step.path;
-    let Some(there) = &step.host else {
-        // A file that was moved inside the sandbox was copied up under another name.
-        let is_lost = !plan.moved.contains(path)
-            && is_copied_up(spec, step)
-            && !ledger.deleted(path)
-            && (!plan.has_deleted || ways.may_have_lost(path)?);
-        return Ok(is_lost.then_some(DELETED));
-    };
+    let Some(there) = &step.host else { return Ok(None) };
     let is_changed = match (is_dir(there), &step.want) {
         // What is in it stays, whichever it is.
         (true, Want::Mode(_) | Want::Directory(_)) => false,
@@ -73,9 +86,9 @@ fn with_live(
 
 /// A file that was the host's before the sandbox wrote to it. One that has several names may have got
 /// this one from the sandbox.
-fn is_copied_up(spec: &ApplySpec, step: &Step) -> bool {
+fn is_copied_up(spec: &ApplySpec, path: &Path) -> bool {
     let is = |file: File| spec.marks.is_copied_up(&file) && has_one_name(&file);
-    matches!(step.want, Want::File(_)) && spec.to.open_file(&step.path).is_ok_and(is)
+    spec.to.open_file(path).is_ok_and(is)
 }
 
 fn has_one_name(file: &File) -> bool {

@@ -34,6 +34,8 @@ pub(super) struct Plan {
     pub(super) is_live: bool,
     /// Whether it deleted others, which it may as well have moved and then changed.
     pub(super) has_deleted: bool,
+    /// Where it had a file and has something else: that one, changed, or another in its place.
+    pub(super) changed: Vec<PathBuf>,
 }
 
 #[derive(Clone, Debug)]
@@ -169,7 +171,10 @@ impl Plan {
                 self.moved.insert(change.path.clone());
                 (change.kind, change.before) = (ChangeKind::Added, None);
             } else if change.before.is_some_and(|facts| facts.facts.kind == FileKind::File) {
-                self.has_deleted |= change.kind == ChangeKind::Deleted;
+                match change.kind {
+                    ChangeKind::Deleted => self.has_deleted = true,
+                    _ => self.changed.push(change.path.clone()),
+                }
             }
             all.insert(change.path.clone(), change);
         }

@@ -9,7 +9,7 @@ use std::{
     env, fs,
     hash::{BuildHasher as _, RandomState},
     io::{BufRead as _, BufReader, Write as _},
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, ChildStdout, Command, Stdio},
 };
 
@@ -26,7 +26,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 
-use super::SERIAL;
+use super::{SERIAL, left::nothing_is_left};
 
 /// Where a child that works on sandboxes does so, in its environment.
 pub(crate) const DIRECTORY: &str = "FORKPOINT_TEST_LOCAL";
@@ -35,14 +35,14 @@ const KILLS: u64 = 160;
 
 /// What a child knows of the world: which sandbox is its own, and what can be gone back to.
 #[derive(Debug, Serialize, Deserialize)]
-struct Task {
-    sandbox: SandboxId,
+pub(crate) struct Task {
+    pub(crate) sandbox: SandboxId,
     snapshots: Vec<(String, Artifact)>,
 }
 
 /// What is about to be done. The next report is that it is done.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-enum Report {
+pub(crate) enum Report {
     Write(String),
     Seal(SnapshotId),
     Rollback(String),
@@ -73,7 +73,7 @@ fn spec() -> SandboxSpec {
     SandboxSpec::new("host".parse().unwrap())
 }
 
-fn run<T>(work: impl Future<Output = T>) -> T {
+pub(crate) fn run<T>(work: impl Future<Output = T>) -> T {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     runtime.unwrap().block_on(work)
@@ -163,13 +163,13 @@ async fn seal(sandbox: &dyn Sandbox) {
     report(&Report::Done(Some(Box::new(artifact))));
 }
 
-struct Worker {
-    child: Child,
+pub(crate) struct Worker {
+    pub(crate) child: Child,
     lines: BufReader<ChildStdout>,
 }
 
 impl Worker {
-    fn start(directory: &Path, serial: u64) -> Self {
+    pub(crate) fn start(directory: &Path, serial: u64) -> Self {
         let mut child = Command::new(env::current_exe().unwrap())
             .env(DIRECTORY, directory)
             .env(SERIAL, serial.to_string())
@@ -180,7 +180,7 @@ impl Worker {
         Self { child, lines }
     }
 
-    fn next(&mut self) -> Option<Report> {
+    pub(crate) fn next(&mut self) -> Option<Report> {
         let mut line = String::new();
         self.lines.read_line(&mut line).unwrap();
         // The last one may have been cut short.
@@ -200,9 +200,20 @@ impl Worker {
             let pid = Pid::from_raw(i32::try_from(launcher).unwrap()).unwrap();
             let _ = kill_process(pid, Signal::KILL);
         }
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.end();
         std::iter::from_fn(|| self.next()).collect()
+    }
+
+    fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Also when the parent fails: else the child goes on for ever, and makes sandboxes.
+impl Drop for Worker {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 
@@ -217,18 +228,18 @@ fn child_of(parent: u32) -> Option<u32> {
 }
 
 /// What the parent knows.
-struct World {
-    directory: TempDir,
+pub(crate) struct World {
+    pub(crate) directory: TempDir,
     driver: LocalDriver,
-    task: Task,
+    pub(crate) task: Task,
     text: String,
-    others: BTreeSet<SandboxId>,
+    pub(crate) others: BTreeSet<SandboxId>,
     open: Option<Report>,
     at_work: BTreeMap<&'static str, u64>,
 }
 
 impl World {
-    async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let directory = TempDir::new().unwrap();
         let driver = open(directory.path());
         let id = SandboxId::from_u128(random());
@@ -244,7 +255,7 @@ impl World {
         Self { directory, driver, task, text, others, open: None, at_work }
     }
 
-    fn hear(&mut self, report: Report) {
+    pub(crate) fn hear(&mut self, report: Report) {
         let Report::Done(artifact) = report else {
             if let Report::Make(id) = report {
                 self.others.insert(id);
@@ -273,6 +284,9 @@ impl World {
             }
             Some(Report::Write(text)) => {
                 possible.insert(text);
+                // Whoever puts the file in its place lives in the sandbox, and goes on without the one who
+                // asked: until it is gone too, the text may change.
+                driver.stop(id).await.unwrap();
                 "write"
             }
             Some(Report::Rollback(text)) => {
@@ -318,36 +332,34 @@ impl World {
         let layers = fs::read_dir(self.directory.path().join("local/store/layers")).unwrap();
         let layers: Vec<_> = layers.map(|entry| entry.unwrap().file_name()).collect();
         assert_eq!(layers, [] as [&str; 0], "of {} snapshots", self.task.snapshots.len());
-        for _ in 0..500 {
-            if self.leftovers().is_empty() {
-                return;
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
-        }
-        panic!("{:?}", self.leftovers());
-    }
-
-    fn leftovers(&self) -> Vec<PathBuf> {
-        let mut found = Vec::new();
-        let mut pending = vec![PathBuf::from("/sys/fs/cgroup")];
-        while let Some(directory) = pending.pop() {
-            let Ok(entries) = fs::read_dir(&directory) else { continue };
-            let is_dir = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
-            for entry in entries.flatten().filter(is_dir) {
-                let name = entry.file_name().into_string().unwrap_or_default();
-                if self.others.iter().any(|id| name.starts_with(&id.to_string())) {
-                    found.push(entry.path());
-                }
-                pending.push(entry.path());
-            }
-        }
-        found
+        nothing_is_left(&self.others).await;
     }
 }
 
-pub(crate) fn kill_again_and_again() {
-    if !rustix::process::geteuid().is_root() {
+/// Nothing is left when the parent fails either. By a thread of its own: on one that runs tasks, nobody may
+/// wait for others.
+impl Drop for World {
+    fn drop(&mut self) {
+        let driver = &self.driver;
+        let destroy = async {
+            for id in driver.list().await.unwrap_or_default() {
+                let _ = driver.destroy(id).await;
+            }
+        };
+        std::thread::scope(|scope| drop(scope.spawn(|| run(destroy)).join()));
+    }
+}
+
+pub(crate) fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
         eprintln!("this needs root");
+    }
+    root
+}
+
+pub(crate) fn kill_again_and_again() {
+    if !is_root() {
         return;
     }
     run(async {

@@ -82,7 +82,31 @@ fn split(text: &OsStr) -> Option<(&[u8], &[u8])> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::{collection::vec, prelude::*};
+
     use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Whatever the bytes are; and nothing of them is lost.
+        #[test]
+        fn every_place_is_one_or_refused(
+            bytes in prop_oneof![vec(any::<u8>(), 0..20), vec(prop::sample::select(b"a:/.-@\xff".to_vec()), 0..12)]
+        ) {
+            let text = OsStr::from_bytes(&bytes);
+            let _ = Place::or_root(text);
+            if let Ok(Place { reference, path }) = Place::with_path(text) {
+                prop_assert_eq!([reference.as_bytes(), b":", path.as_os_str().as_bytes()].concat(), bytes.clone());
+            }
+            match Side::new(text) {
+                Ok(Side::Here(path)) => prop_assert_eq!(path.as_os_str(), text),
+                Ok(Side::There(place)) => prop_assert!(!place.reference.is_empty()),
+                Ok(Side::Stream) => prop_assert_eq!(text, "-"),
+                Err(reason) => prop_assert!(!reason.is_empty()),
+            }
+        }
+    }
 
     fn place(reference: &str, path: &str) -> Place {
         Place { reference: reference.to_owned(), path: path.into() }

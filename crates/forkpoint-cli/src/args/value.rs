@@ -159,6 +159,8 @@ fn split(text: &str) -> Option<(f64, &str)> {
 
 #[cfg(test)]
 mod tests {
+    use proptest::{prelude::*, string::string_regex};
+
     use super::*;
 
     #[test]
@@ -182,6 +184,35 @@ mod tests {
             assert!(duration(bad).is_err(), "{bad}");
         }
         assert!(timeout("0s").is_err());
+    }
+
+    /// Nearly right, and anything.
+    fn text() -> impl Strategy<Value = String> {
+        let near = string_regex("-?[0-9.e]{0,25} ?(ms|s|m|h|d|K|MiB|gb|T|)[=]?").unwrap();
+        prop_oneof![near, any::<String>()]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn whatever_is_typed_is_a_value_or_a_reason(text in text()) {
+            let reasons = [
+                bytes(&text).err(), some_bytes(&text).err(), duration(&text).err(), timeout(&text).err(),
+                cpus(&text).err(), days(&text).err(), pair(&text).err(), expiry(&text).err(),
+            ];
+            prop_assert!(reasons.iter().flatten().all(|reason| !reason.is_empty()));
+            if let Ok(time) = timeout(&text) {
+                prop_assert!(!time.is_zero());
+            }
+        }
+
+        #[test]
+        fn numbers_come_back(number in 0u64..1 << 40) {
+            prop_assert_eq!(bytes(&format!("{number}")), Ok(number));
+            prop_assert_eq!(bytes(&format!("{}K", number >> 10)), Ok(number >> 10 << 10));
+            prop_assert_eq!(duration(&format!("{number}s")), Ok(Duration::from_secs(number)));
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 use forkpoint_core::retention::{KeepGroup, RetentionPolicy};
 use jiff::SignedDuration;
+use proptest::prelude::*;
 
 use super::*;
 
@@ -7,6 +8,61 @@ fn read(place: Place, text: &str) -> Result<Config, String> {
     let mut config = Config::default();
     let taken = config.take(place, PathBuf::from("/etc/fp/forkpoint.toml"), text);
     taken.map(|()| config).map_err(|err| err.to_string())
+}
+
+/// Any text, and one made of what a configuration is made of.
+fn text() -> impl Strategy<Value = String> {
+    let piece = prop::sample::select(vec![
+        "\n",
+        " = ",
+        "[",
+        "]",
+        "{",
+        "}",
+        "\"",
+        ":",
+        ",",
+        "-1",
+        "1e400",
+        "99999999999999999999",
+        "0.5",
+        "true",
+        "null",
+        "\"5G\"",
+        "data_dir",
+        "[retention]",
+        "max_total",
+        "max_size",
+        "[hooks]",
+        "timeout",
+        "triggers",
+        "\"triggers\"",
+        "[\"run_end\"]",
+        "\"max_storage_size_gb\"",
+        "\"auto_cleanup_days\"",
+        "naming",
+        "\"{step\"",
+        "#",
+        "'",
+        "\u{0}",
+    ]);
+    prop_oneof![
+        any::<String>(),
+        proptest::collection::vec(piece, 0..14).prop_map(|pieces| pieces.concat())
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_is_written_is_a_configuration_or_a_mistake_with_its_place(text in text()) {
+        for place in [Place::Named, Place::WorkingDirectory] {
+            if let Err(mistake) = read(place, &text) {
+                prop_assert!(mistake.contains("forkpoint.toml"), "{}", mistake);
+            }
+        }
+    }
 }
 
 fn named(text: &str) -> Result<Config, String> {

@@ -7,9 +7,9 @@ use std::{
 
 use rustix::process::Signal;
 
-use crate::harness::{Holder, Home, Run, ended, signal};
+use crate::harness::{Holder, Home, Run, Started, ended, signal};
 
-fn ends(children: Vec<Child>) -> Vec<Run> {
+fn ends(children: Vec<Started>) -> Vec<Run> {
     children.into_iter().map(ended).collect()
 }
 

@@ -1,13 +1,10 @@
 //! `run` and `exec`: streams, exit codes, signals.
 
-use std::{
-    io::{BufRead as _, BufReader, Read as _},
-    process::Child,
-};
+use std::io::{BufRead as _, BufReader, Read as _};
 
 use rustix::process::Signal;
 
-use crate::harness::{Home, Run, assert_told, ended, signal};
+use crate::harness::{Home, Run, Started, assert_told, ended, signal};
 
 #[test]
 fn the_exit_code_is_the_commands_own() {
@@ -157,7 +154,7 @@ fn run_without_a_command_is_a_shell() {
 }
 
 /// Waits for the line that a script prints when it is ready, sends a signal, and gives the rest.
-fn after(mut child: Child, sent: Signal) -> (String, Option<i32>) {
+fn after(mut child: Started, sent: Signal) -> (String, Option<i32>) {
     let mut stdout = BufReader::new(child.stdout.take().expect("its output"));
     let mut line = String::new();
     stdout.read_line(&mut line).expect("a line");

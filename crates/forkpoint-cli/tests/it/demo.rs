@@ -8,7 +8,7 @@ use std::{
 
 use rustix::process::Signal;
 
-use crate::harness::{Run, ended, signal};
+use crate::harness::{Run, Started, ended, signal};
 
 /// A tour whose temporary directory can be looked at.
 fn demo(temp: &Path) -> Command {
@@ -67,7 +67,7 @@ fn the_tour_as_json_is_steps_and_times() {
 fn an_interrupted_tour_leaves_nothing_either() {
     for sent in [Signal::INT, Signal::TERM] {
         let temp = tempfile::tempdir().unwrap();
-        let mut child = demo(temp.path()).args(["-n", "20"]).spawn().unwrap();
+        let mut child = Started::spawn(demo(temp.path()).args(["-n", "20"]));
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         lines
             .find(|line| line.as_ref().is_ok_and(|line| line.starts_with("  create")))
@@ -85,7 +85,7 @@ fn an_interrupted_tour_leaves_nothing_either() {
 #[test]
 fn a_reader_that_leaves_ends_the_tour_cleanly() {
     let temp = tempfile::tempdir().unwrap();
-    let mut child = demo(temp.path()).spawn().unwrap();
+    let mut child = Started::spawn(&mut demo(temp.path()));
     drop(child.stdout.take());
     let run = ended(child);
     assert!(!run.stderr.contains("panicked"), "{run:?}");

@@ -1,14 +1,23 @@
 //! The real binary on a data directory of its own.
 
 use std::{
+    collections::BTreeSet,
+    fs,
     io::Write as _,
+    ops::{Deref, DerefMut},
     path::Path,
     process::{Child, Command, Output, Stdio},
+    thread,
+    time::Duration,
 };
 
-use forkpoint_backends::catalog::SqliteCatalog;
+use forkpoint_backends::{
+    catalog::SqliteCatalog,
+    driver::local::{LocalConfig, LocalDriver},
+};
 use forkpoint_core::{
     catalog::{Catalog as _, Operation, OperationKind},
+    driver::Driver as _,
     id::{OperationId, SandboxId, SnapshotId},
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -58,6 +67,10 @@ impl Home {
         Self { dir: tempfile::tempdir().expect("a directory for the test") }
     }
 
+    pub(crate) fn below(directory: &Path) -> Self {
+        Self { dir: tempfile::tempdir_in(directory).expect("a directory for the test") }
+    }
+
     /// A data directory with a running sandbox `web`.
     pub(crate) fn with_web() -> Self {
         let home = Self::new();
@@ -99,9 +112,16 @@ impl Home {
     pub(crate) fn start<A: AsRef<std::ffi::OsStr>>(
         &self,
         args: impl IntoIterator<Item = A>,
-    ) -> Child {
+    ) -> Started {
         let mut command = self.command(args);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts")
+        Started::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))
+    }
+
+    /// The sandboxes that there are, whatever the catalog knows.
+    pub(crate) fn sandboxes(&self) -> BTreeSet<String> {
+        let entries = fs::read_dir(self.path().join("data/local/sandboxes"));
+        let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("an id");
+        entries.into_iter().flatten().flatten().map(name).collect()
     }
 
     pub(crate) fn run_with_input<A: AsRef<std::ffi::OsStr>>(
@@ -114,7 +134,7 @@ impl Home {
         let mut child = command.spawn().expect("the binary starts");
         let mut stdin = child.stdin.take().expect("its input");
         let input = input.to_vec();
-        let writer = std::thread::spawn(move || {
+        let writer = thread::spawn(move || {
             // Closed early by a command that wants no more.
             let _ = stdin.write_all(&input);
         });
@@ -125,13 +145,91 @@ impl Home {
 }
 
 impl Drop for Home {
+    /// By the driver itself: a test may have done anything to the catalog, and a process that was killed may
+    /// have left its operations open.
     fn drop(&mut self) {
-        let ids = self.run(["ps", "-q"]).stdout;
-        let ids: Vec<&str> = ids.lines().collect();
-        if !ids.is_empty() {
-            self.run(["rm", "--force", "--wait", "10s"].into_iter().chain(ids));
+        if self.sandboxes().is_empty() {
+            return;
+        }
+        let helper = Some(env!("CARGO_BIN_EXE_forkpoint").into());
+        let config = LocalConfig { helper, ..LocalConfig::new(self.path().join("data/local")) };
+        let Ok(driver) = LocalDriver::open(config) else { return };
+        runtime().block_on(async {
+            for id in driver.list().await.unwrap_or_default() {
+                let _ = driver.destroy(id).await;
+            }
+        });
+        assert!(thread::panicking() || self.sandboxes().is_empty(), "{:?}", self.sandboxes());
+    }
+}
+
+fn runtime() -> tokio::runtime::Runtime {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// Looks again and again, for as long as anything may take on a busy machine.
+#[expect(clippy::disallowed_methods, reason = "others get there in their own time")]
+pub(crate) fn until(mut is_so: impl FnMut() -> bool) -> bool {
+    let pause = Duration::from_millis(5);
+    (0..6000).any(|turn| {
+        if turn > 0 {
+            thread::sleep(pause);
+        }
+        is_so()
+    })
+}
+
+/// A run of the binary that goes on. A test that fails meanwhile leaves neither it nor what it makes: it
+/// ends before [`Home`] removes what there is.
+#[derive(Debug)]
+pub(crate) struct Started(Option<Child>);
+
+impl Started {
+    pub(crate) fn spawn(command: &mut Command) -> Self {
+        Self(Some(command.spawn().expect("the binary starts")))
+    }
+}
+
+impl Deref for Started {
+    type Target = Child;
+
+    fn deref(&self) -> &Child {
+        self.0.as_ref().expect("it is waited for once")
+    }
+}
+
+impl DerefMut for Started {
+    fn deref_mut(&mut self) -> &mut Child {
+        self.0.as_mut().expect("it is waited for once")
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.0.take() {
+            let _ = child.kill();
+            let _ = child.wait();
         }
     }
+}
+
+#[test]
+fn a_test_that_fails_leaves_nothing_that_it_started() {
+    let home = Home::new();
+    let path = home.path().to_owned();
+    let mut pids = Vec::new();
+    let failed = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let home = home;
+        let started: Vec<Started> =
+            (0..3).map(|_| home.start(["run", "--rm", "--", "sleep", "1000"])).collect();
+        pids.extend(started.iter().map(|child| child.id()));
+        assert!(until(|| home.sandboxes().len() == 3));
+        panic!("as a test does");
+    }));
+    assert!(failed.is_err());
+    assert!(!path.exists());
+    let alive = |pid: &u32| Path::new(&format!("/proc/{pid}")).exists();
+    assert!(!pids.iter().any(alive), "{pids:?}");
 }
 
 /// Holds sandbox `web` as another process that is at work on it.
@@ -154,8 +252,7 @@ impl Holder {
             },
             started: "2026-08-15T09:50:55Z".parse().expect("a time"),
         };
-        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
-        runtime.block_on(catalog.begin(&operation)).expect("nobody else holds it");
+        runtime().block_on(catalog.begin(&operation)).expect("nobody else holds it");
         Self { _catalog: catalog }
     }
 }
@@ -166,7 +263,8 @@ pub(crate) fn signal(child: &Child, signal: Signal) {
 }
 
 /// Waits for the end of a run that was started.
-pub(crate) fn ended(child: Child) -> Run {
+pub(crate) fn ended(mut started: Started) -> Run {
+    let child = started.0.take().expect("it is waited for once");
     Run::of(child.wait_with_output().expect("the binary ends"))
 }
 
@@ -180,7 +278,9 @@ macro_rules! assert_told {
                 (r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", "[time]"),
                 (r"_\d{8}_\d{6}", "_[time]"),
                 (r"\((now|\d+s ago)\)", "([age])"),
-                (r"/tmp/\.tmp\w+", "[home]"),
+                (r"(/[\w.-]+)+/\.tmp\w+", "[home]"),
+                // A column is as wide as the path in it.
+                (r"(\[home\][\w./-]*) {2,}", "$1  "),
             ]
         }, { insta::assert_snapshot!($($argument)*) })
     };

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use crate::harness::Run;
 
-const VERBS: [&str; 31] = [
+pub(crate) const VERBS: [&str; 31] = [
     "demo",
     "doctor",
     "run",

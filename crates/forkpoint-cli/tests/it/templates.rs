@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use serde_json::json;
 
 use crate::{
-    harness::{Home, Run, assert_told, ended, signal},
+    harness::{Home, Run, Started, assert_told, ended, signal, until},
     servers::{LOGIN, Mood, Registry, log_in, serve_docker},
 };
 
@@ -339,24 +339,13 @@ fn ctrl_c_in_the_middle_leaves_nothing() {
     let mut command = home.command(["template", "add", "app", &registry.image()]);
     command.env("DOCKER_CONFIG", &config);
     command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped());
-    let child = command.spawn().expect("the binary starts");
-    until(|| registry.blobs_sent() > 1 && !staging(&home).is_empty());
+    let child = Started::spawn(&mut command);
+    assert!(until(|| registry.blobs_sent() > 1 && !staging(&home).is_empty()));
     signal(&child, Signal::INT);
     let run = ended(child);
     assert_eq!(run.code, Some(130), "{run:?}");
     assert_eq!((layers(&home), staging(&home)), (Vec::new(), Vec::new()));
     assert_eq!(home.ok(["template", "ls", "-q"]).stdout, "host\n");
-}
-
-#[expect(clippy::disallowed_methods, reason = "another process gets there in its own time")]
-fn until(is_so: impl Fn() -> bool) {
-    for _ in 0..2000 {
-        if is_so() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    panic!("it never happened");
 }
 
 #[test]

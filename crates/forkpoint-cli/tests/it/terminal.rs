@@ -4,7 +4,7 @@ use std::{
     fs::{File, OpenOptions},
     io::{Read as _, Write as _},
     os::fd::OwnedFd,
-    process::{Child, Stdio},
+    process::Stdio,
 };
 
 use rustix::{
@@ -13,7 +13,7 @@ use rustix::{
     termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
 };
 
-use crate::harness::{Holder, Home, signal};
+use crate::harness::{Holder, Home, Started, signal};
 
 struct Terminal {
     master: File,
@@ -39,9 +39,9 @@ impl Terminal {
         tcsetwinsize(&self.slave, size).expect("a terminal");
     }
 
-    fn start(&self, home: &Home, args: &[&str]) -> Child {
+    fn start(&self, home: &Home, args: &[&str]) -> Started {
         let side = || Stdio::from(OwnedFd::from(self.slave.try_clone().expect("a terminal")));
-        home.command(args).stdin(side()).stdout(side()).stderr(side()).spawn().expect("a terminal")
+        Started::spawn(home.command(args).stdin(side()).stdout(side()).stderr(side()))
     }
 
     /// Reads until `text` was printed since the last time.
@@ -183,8 +183,7 @@ fn a_diff_goes_through_a_pager_that_can_be_started() {
         let side = || Stdio::from(OwnedFd::from(terminal.slave.try_clone().expect("a terminal")));
         let mut command = home.command(["diff", "web"]);
         command.env("FORKPOINT_PAGER", pager).env("TERM", "xterm").env_remove("NO_COLOR");
-        let mut child =
-            command.stdin(side()).stdout(side()).stderr(side()).spawn().expect("it starts");
+        let mut child = Started::spawn(command.stdin(side()).stdout(side()).stderr(side()));
         terminal.await_text(shown);
         terminal.await_text("/srv/file");
         assert!(child.wait().expect("it ends").success(), "{pager}");

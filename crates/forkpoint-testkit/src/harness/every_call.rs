@@ -36,7 +36,7 @@ impl Harness<'_> {
 
     pub fn any_call_may_fail(&self) -> Tally {
         let mut tally = Tally::new("one fault, then recovery");
-        for op in &OPS {
+        for op in self.ops() {
             for &fault in self.faults {
                 for at in 1..MANY {
                     let world = self.world(Simulation::in_order());

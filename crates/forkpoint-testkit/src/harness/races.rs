@@ -119,7 +119,7 @@ impl Harness<'_> {
     /// No recovery: the same thing again, by another process.
     pub fn the_next_call_clears_what_is_left(&self) -> Tally {
         let mut tally = Tally::new("one call after a death");
-        for op in &OPS {
+        for op in self.ops() {
             for at in 1..super::MANY {
                 let world = self.world(Simulation::in_order());
                 world.faults.arm(FaultPlan::new(world.next_process(), at, Fault::CrashAfter));

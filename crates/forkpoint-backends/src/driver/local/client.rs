@@ -20,10 +20,15 @@ use super::{
     wire::{self, Failure},
 };
 
+/// Tells the host's root of which sandboxes a launcher is, and an init that it made: all else that they
+/// were started with is forgotten. Inside nobody can read it.
+const ROOT: &str = "FORKPOINT_ROOT";
+
 /// Starts a spawner when one is needed, and another one if it was killed.
 #[derive(Debug)]
 pub(super) struct Client {
     helper: PathBuf,
+    root: PathBuf,
     running: Mutex<Option<Arc<Spawner>>>,
 }
 
@@ -35,10 +40,10 @@ struct Spawner {
 }
 
 impl Client {
-    pub(super) fn new(helper: Option<PathBuf>) -> Self {
+    pub(super) fn new(helper: Option<PathBuf>, root: &Path) -> Self {
         // The link leads to our own program even when its file was replaced meanwhile.
         let helper = helper.unwrap_or_else(|| "/proc/self/exe".into());
-        Self { helper, running: Mutex::default() }
+        Self { helper, root: root.to_owned(), running: Mutex::default() }
     }
 
     /// Waits for the answer.
@@ -77,7 +82,7 @@ impl Client {
         if let Some(spawner) = &*running {
             return Ok(Arc::clone(spawner));
         }
-        let spawner = Arc::new(Spawner::start(&self.helper)?);
+        let spawner = Arc::new(Spawner::start(&self.helper, &self.root)?);
         *running = Some(Arc::clone(&spawner));
         Ok(spawner)
     }
@@ -97,13 +102,14 @@ fn is_gone(err: &io::Error) -> bool {
 }
 
 impl Spawner {
-    fn start(helper: &Path) -> io::Result<Self> {
+    fn start(helper: &Path, root: &Path) -> io::Result<Self> {
         let (ours, theirs) = wire::pair()?;
         let view = read_only(helper);
         let program = view.as_ref().map(|view| format!("/proc/self/fd/{}", view.as_raw_fd()));
         let child = Command::new(program.map_or_else(|| helper.to_owned(), PathBuf::from))
             .arg0(NAME)
             .env_clear()
+            .env(ROOT, root)
             .current_dir("/")
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::null())

@@ -79,7 +79,7 @@ impl Host {
             (true, false) => Isolation::Plain,
             (false, _) => Isolation::Rootless,
         };
-        let (cgroups, client) = (Cgroups::find(), Client::new(helper));
+        let (cgroups, client) = (Cgroups::find(), Client::new(helper, &root));
         Ok(Arc::new(Self { root, store, cgroups, client, isolation }))
     }
 

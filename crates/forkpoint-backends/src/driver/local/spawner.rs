@@ -21,7 +21,6 @@ use super::{
     sys,
     wire::{self, Doing as _, Failure},
 };
-use crate::layer::LayerStore;
 
 mod switch;
 
@@ -116,7 +115,8 @@ pub(super) fn serve() -> ! {
     }
     drop(socket);
     if let Some(path) = store {
-        empty_trash(&path);
+        // What cannot be deleted is tried again at the next time.
+        let _ = crate::layer::empty_trash(&path);
     }
     std::process::exit(0);
 }
@@ -216,13 +216,6 @@ fn sweep(cgroups: &[Cgroup]) {
     for cgroup in cgroups {
         // What stays is empty, and harms nobody.
         let _ = cgroup.remove();
-    }
-}
-
-fn empty_trash(store: &std::path::Path) {
-    // What cannot be deleted is tried again at the next time.
-    if let Ok(store) = LayerStore::open(store) {
-        let _ = store.reap();
     }
 }
 

@@ -104,7 +104,24 @@ impl fmt::Display for Reference {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+        /// Whatever is typed; and what is a name is one when it is printed.
+        #[test]
+        fn a_name_is_one_or_refused(
+            text in prop_oneof![any::<String>(), "([a-z.]{1,9}(:[0-9]{1,5})?/)?[a-z0-9/._-]{0,12}(:[A-Za-z0-9.]{0,9})?"]
+        ) {
+            if let Ok(reference) = Reference::parse(&text) {
+                prop_assert!(reference.url().starts_with("http"));
+                prop_assert_eq!(Reference::parse(&reference.to_string()).ok(), Some(reference));
+            }
+        }
+    }
 
     #[test]
     fn names_are_read_as_docker_reads_them() {

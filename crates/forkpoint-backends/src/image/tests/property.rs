@@ -3,6 +3,65 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::image::{
+    ImageSource,
+    manifest::{Configuration, Document},
+};
+
+/// Documents of an image with values that do not belong there.
+fn document() -> impl Strategy<Value = String> {
+    let value = prop::sample::select(vec![
+        "null",
+        "1",
+        "-1",
+        "1e99",
+        "\"\"",
+        "[]",
+        "{}",
+        "[null]",
+        "[{}]",
+        "true",
+        "\"sha256:00\"",
+        "{\"a\": 1}",
+        "\"application/vnd.oci.image.manifest.v1+json\"",
+        "[[[[]]]]",
+        "\"..\"",
+        "18446744073709551616",
+    ]);
+    let key = prop::sample::select(vec![
+        "schemaVersion",
+        "mediaType",
+        "config",
+        "layers",
+        "manifests",
+        "digest",
+        "size",
+        "platform",
+        "architecture",
+        "os",
+        "rootfs",
+        "diff_ids",
+        "Env",
+        "Cmd",
+        "Entrypoint",
+        "User",
+        "WorkingDir",
+        "annotations",
+        "fsLayers",
+    ]);
+    let pairs = |value: BoxedStrategy<String>| {
+        proptest::collection::vec((key.clone(), value), 0..6).prop_map(|pairs| object(&pairs))
+    };
+    let leaf = pairs(value.prop_map(str::to_owned).boxed());
+    let inner = prop_oneof![leaf.clone(), leaf.prop_map(|leaf| format!("[{leaf}, {leaf}]"))];
+    prop_oneof![pairs(inner.boxed()), any::<String>()]
+}
+
+fn object(pairs: &[(&str, String)]) -> String {
+    let pairs: Vec<String> =
+        pairs.iter().map(|(key, value)| format!("\"{key}\": {value}")).collect();
+    format!("{{{}}}", pairs.join(", "))
+}
 
 fn good() -> Vec<u8> {
     tar([
@@ -92,6 +151,22 @@ proptest! {
         let ground = Ground::new();
         let _ = ground.unpack(&bytes);
         ground.check_outside();
+    }
+
+    #[test]
+    fn whatever_a_document_says_is_refused_or_read(text in document()) {
+        let bytes = text.as_bytes();
+        if let Ok(document) = Document::parse(bytes, "the test") {
+            let _ = document.into_manifest("the test");
+        }
+        let _ = Configuration::parse(bytes, "the test");
+    }
+
+    #[test]
+    fn whatever_is_typed_for_an_image_is_refused_or_read(
+        text in prop_oneof![any::<String>(), "(oci|archive|docker|registry)?:{0,2}[a-z0-9:/@._-]{0,40}"]
+    ) {
+        let _ = ImageSource::parse(&text);
     }
 
     #[test]

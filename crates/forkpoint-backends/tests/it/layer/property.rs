@@ -84,8 +84,12 @@ fn join(root: &Path, names: &[usize]) -> PathBuf {
     names.iter().fold(root.to_owned(), |path, name| path.join(OsStr::from_bytes(NAMES[*name])))
 }
 
-/// What cannot be done to the tree as it is changes nothing.
+/// What cannot be done to the tree as it is changes nothing. No link is gone through: it may lead to the
+/// host's root.
 fn apply(root: &Path, (names, change): &Step) -> Option<()> {
+    if leads_elsewhere(root, names) || change.other().is_some_and(|to| leads_elsewhere(root, to)) {
+        return None;
+    }
     let path = &join(root, names);
     match change {
         Change::Write(bytes, times) => {
@@ -121,6 +125,20 @@ fn apply(root: &Path, (names, change): &Step) -> Option<()> {
         _ => make_or_mark(path, change)?,
     }
     Some(())
+}
+
+fn leads_elsewhere(root: &Path, names: &[usize]) -> bool {
+    (1..names.len()).any(|depth| join(root, &names[..depth]).is_symlink())
+}
+
+impl Change {
+    /// The other path that it concerns.
+    fn other(&self) -> Option<&[usize]> {
+        match self {
+            Self::Rename(to) | Self::Link(to) | Self::Swap(to) | Self::LinkedDir(to) => Some(to),
+            _ => None,
+        }
+    }
 }
 
 fn regular(path: &Path) -> Option<&Path> {
@@ -269,6 +287,35 @@ fn captures_show_what_the_sandbox_shows(first: &[Step], rounds: &[Vec<Step>], cu
     live.assert_flattens(&chain, cut, chain.len(), "lower");
     live.mounted = None;
     live.scene.assert_clean();
+}
+
+#[test]
+fn no_change_goes_through_a_link() {
+    let scene = Scene::new();
+    let (root, outside) = (scene.path("root"), scene.path("outside"));
+    for directory in [&root, &outside] {
+        fs::create_dir(directory).unwrap();
+    }
+    fs::write(outside.join("b"), "b").unwrap();
+    fs::write(root.join("c"), "c").unwrap();
+    symlink(&outside, root.join("a")).unwrap();
+    let before = view::read(&outside, "");
+    let changes = [
+        (vec![0, 1], Change::Write(vec![1], 1)),
+        (vec![0, 1], Change::Append(1)),
+        (vec![0, 2], Change::MakeDir),
+        (vec![0, 1], Change::Mode(0o600)),
+        (vec![0, 1, 2], Change::MakeDir),
+        (vec![2], Change::Rename(vec![0, 2])),
+        (vec![2], Change::Link(vec![0, 2])),
+        (vec![2], Change::Swap(vec![0, 1])),
+        (vec![3], Change::LinkedDir(vec![0, 2])),
+        (vec![0, 1], Change::Remove),
+    ];
+    for step in changes {
+        assert_eq!(apply(&root, &step), None, "{step:?}");
+    }
+    view::assert_same(&before, &view::read(&outside, ""), "outside");
 }
 
 proptest! {

@@ -2,12 +2,19 @@
 
 use std::{fs, path::PathBuf, thread};
 
-use forkpoint_core::driver::{Artifact, Command, Driver as _, DriverError, SandboxState, TtySize};
+use forkpoint_core::{
+    driver::{Artifact, Command, Driver as _, DriverError, SandboxState, TtySize},
+    id::SandboxId,
+};
 use serde_json::{Value, json};
 
-use super::scene::{
-    Scene, cgroups_of_ours, exec, finish, kill, new_snapshot, pids, read_text, seal, sh, spec,
-    start, try_seal, until, write,
+use super::{
+    Machine,
+    scene::{
+        Scene, cgroups_of_ours, exec, finish, kill, new_snapshot, pids, read_text, seal, sh, spec,
+        start, try_seal, until, write,
+    },
+    unique,
 };
 
 #[test]
@@ -103,6 +110,33 @@ fn a_killed_launcher_is_replaced() {
     });
 }
 
+/// It ends after the driver, and finds the way that it knows gone.
+#[test]
+fn a_launcher_that_ends_late_makes_no_directory_anew() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    let machine = Machine::new(true);
+    let root = machine.directory.path().join("local");
+    let driver = machine.local();
+    super::run(async {
+        for _ in 0..2 {
+            let id = SandboxId::from_u128(unique());
+            driver.create(id, &spec()).await.unwrap();
+            driver.destroy(id).await.unwrap();
+        }
+    });
+    assert_eq!(spawners().len(), 1);
+    until("the data directory goes", || {
+        // The trash is being emptied.
+        let _ = fs::remove_dir_all(&root);
+        root.exists().then(|| "it is there".to_owned()).into_iter().collect()
+    });
+    drop(driver);
+    until("it ends", || spawners().iter().map(i32::to_string).collect());
+    assert!(!root.exists(), "{:?}", fs::read_dir(&root).map(Iterator::count));
+}
+
 /// A launcher that dies at work, or the copy of it that does the work: what was asked fails or is
 /// done, and the next one works.
 #[test]
@@ -158,7 +192,7 @@ fn kill_later(round: u32) {
 }
 
 /// As after a power failure: no process, no cgroup, another boot; the files as they were.
-fn reboot(scene: &Scene, id: forkpoint_core::id::SandboxId) {
+fn reboot(scene: &Scene, id: SandboxId) {
     let mut record = scene.record(id);
     if record["init"].is_object() {
         kill(scene.init(id));

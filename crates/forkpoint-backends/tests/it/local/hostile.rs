@@ -242,7 +242,16 @@ fn the_host_as_a_template_shows_nothing_that_is_its_own() {
 
 #[test]
 fn the_drivers_environment_stays_outside() {
-    let Some(scene) = Scene::new(false) else { return };
+    environment(true);
+}
+
+#[test]
+fn the_drivers_environment_stays_outside_without_mapped_users() {
+    environment(false);
+}
+
+fn environment(map_users: bool) {
+    let Some(scene) = Scene::new(map_users) else { return };
     // Nextest and cargo set plenty.
     let ours: Vec<_> = env::vars().filter(|(name, _)| name.starts_with("CARGO")).collect();
     assert!(!ours.is_empty());
@@ -250,6 +259,11 @@ fn the_drivers_environment_stays_outside() {
         let sandbox = scene.create().await;
         let inside = sh(&*sandbox, "cat /proc/*/environ | tr '\\0' '\\n'").await;
         assert!(!inside.contains("CARGO"), "{inside}");
+        // Whose it is, the host's root sees, and nobody inside.
+        let root = scene.root().to_str().unwrap().to_owned();
+        let outside = fs::read(format!("/proc/{}/environ", scene.init(sandbox.id()))).unwrap();
+        assert_eq!(String::from_utf8_lossy(&outside), format!("FORKPOINT_ROOT={root}\0"));
+        assert!(!inside.contains("FORKPOINT_ROOT"), "{inside}");
         assert!(inside.contains("PATH="), "{inside}");
     });
 }

@@ -27,8 +27,8 @@ use serde_json::Value;
 
 use super::{Machine, unique};
 
-/// What takes longer hangs.
-const PATIENCE: Duration = Duration::from_secs(45);
+/// What takes longer hangs, also on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(200);
 
 pub(super) struct Scene {
     machine: Option<Machine>,
@@ -213,7 +213,7 @@ pub(super) fn read_record(place: &Path) -> Value {
 #[expect(clippy::disallowed_methods, reason = "the kernel tells nobody when the last one is gone")]
 pub(super) fn until(what: &str, look: impl Fn() -> Vec<String>) {
     let mut found = Vec::new();
-    for _ in 0..1500 {
+    for _ in 0..12_000 {
         found = look();
         if found.is_empty() {
             return;

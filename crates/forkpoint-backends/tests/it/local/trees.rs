@@ -22,10 +22,10 @@ async fn list(sandbox: &dyn Sandbox) -> String {
     out
 }
 
-async fn change(sandbox: &dyn Sandbox, seed: u32, count: u32) {
+async fn change(sandbox: &dyn Sandbox, seed: u32, count: u32, roots: &[&str]) {
     let (seed, count) = (seed.to_string(), count.to_string());
     let mut argv = vec!["python3", "-c", CHANGE, &seed, &count];
-    argv.extend(ROOTS);
+    argv.extend(roots);
     let (out, status) = exec(sandbox, &argv).await;
     assert_eq!(status, ExitStatus::Code(0), "{out}");
 }
@@ -75,7 +75,7 @@ async fn restored_is_what_was(scene: &Scene, rounds: &[Round]) {
     sh(&*sandbox, "mkdir -p /srv").await;
     let mut taken: Vec<(String, Artifact)> = Vec::new();
     for (number, round) in rounds.iter().enumerate() {
-        change(&*sandbox, round.seed, round.count).await;
+        change(&*sandbox, round.seed, round.count, &ROOTS).await;
         let before = list(&*sandbox).await;
         let busy = match round.busy {
             true => Some(start(&*sandbox, "echo on; exec sleep 1000").await),
@@ -113,6 +113,25 @@ proptest! {
             scene.run(restored_is_what_was(&scene, &rounds));
         }
     }
+}
+
+/// Otherwise it removes the programs that it is run by, sooner or later.
+#[test]
+fn what_changes_trees_stays_in_them() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = scene.create().await;
+        let script = "mkdir -p /outside/dir /srv && cd /outside && echo x | tee a b c dir/a dir/b";
+        sh(&*sandbox, script).await;
+        let look = "find /outside -printf '%p %y %m %u %s %T@ %C@\\n' | sort; ls -d /usr/bin /deep";
+        let look = format!("{{ {look}; }} 2>&1");
+        let before = exec(&*sandbox, &["sh", "-c", &look]).await;
+        for seed in 0..6 {
+            sh(&*sandbox, "cd /srv && rm -rf * && ln -s ../outside a && ln -s / b && mkdir dir && ln -s /outside/a dir/c").await;
+            change(&*sandbox, seed, 400, &["/srv"]).await;
+            assert_eq!(exec(&*sandbox, &["sh", "-c", &look]).await, before, "{seed}");
+        }
+    });
 }
 
 /// Changes a page that is written to already, which shows in no time stamp.

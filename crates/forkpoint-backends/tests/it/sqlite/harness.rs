@@ -12,12 +12,39 @@ fn harness() -> Harness<'static> {
     Harness::new(make, 1).only(&[Fault::After, Fault::CrashAfter])
 }
 
+/// Each commit goes to the disk, and the disk may be busy.
+const PARTS: usize = 4;
+
+fn any_call_may_fail(part: usize) {
+    harness().part(part, PARTS).any_call_may_fail().check();
+}
+
 #[test]
 fn any_call_may_fail_on_sqlite() {
-    harness().any_call_may_fail().check();
+    any_call_may_fail(0);
+}
+
+#[test]
+fn any_call_may_fail_on_sqlite_in_the_second_part() {
+    any_call_may_fail(1);
+}
+
+#[test]
+fn any_call_may_fail_on_sqlite_in_the_third_part() {
+    any_call_may_fail(2);
+}
+
+#[test]
+fn any_call_may_fail_on_sqlite_in_the_last_part() {
+    any_call_may_fail(3);
 }
 
 #[test]
 fn the_next_call_clears_what_a_dead_process_left_on_sqlite() {
-    harness().the_next_call_clears_what_is_left().check();
+    harness().part(0, 2).the_next_call_clears_what_is_left().check();
+}
+
+#[test]
+fn the_next_call_clears_the_rest_on_sqlite() {
+    harness().part(1, 2).the_next_call_clears_what_is_left().check();
 }

@@ -150,6 +150,7 @@ fn write(socket: &OwnedFd, path: &Text, mode: WriteHow) -> Result<(), Failure> {
     // The name may be as long as names can be.
     new_name.push(name.to_string_lossy().chars().take(32).collect::<String>());
     let new = parent.join(new_name);
+    forget_dead(&new);
     let result = fill(socket, &new, there.as_ref()).and_then(|()| {
         let flags = match mode {
             WriteHow::Create => RenameFlags::NOREPLACE,
@@ -162,6 +163,12 @@ fn write(socket: &OwnedFd, path: &Text, mode: WriteHow) -> Result<(), Failure> {
         Err(_) => drop(std::fs::remove_file(&new)),
     }
     result
+}
+
+/// Our own number is in the name, so nobody alive uses it: one had the same number who was killed at work,
+/// before the sandbox was started again or copied.
+fn forget_dead(new: &Path) {
+    let _ = std::fs::remove_file(new);
 }
 
 /// Returns when the other side says that all is written.
@@ -193,6 +200,7 @@ fn make(path: &Text, entry: &MadeEntry) -> Result<(), Failure> {
         MadeEntry::Symlink { target } => {
             make_parent(path)?;
             let new = at.with_file_name(format!(".forkpoint-{}-link", std::process::id()));
+            forget_dead(&new);
             symlink(as_path(target), &new).doing(doing())?;
             let placed = std::fs::rename(&new, at);
             if placed.is_err() {

@@ -79,7 +79,7 @@ pub(super) fn on_layers(
     if let Some(users) = fds.first() {
         enter(users, LinkNameSpaceType::User)?;
     }
-    let run = || work.run(&LayerStore::open(store)?);
+    let run = || work.run(&LayerStore::open_made(store)?);
     run().map_err(|err| Failure::of("copy what changed", &err))?;
     Ok(Outcome::Done)
 }

@@ -1,5 +1,6 @@
 # Changes trees at random: the seed comes as the first argument, how often as the second, and where as
-# the rest. What cannot be done to a tree as it is changes nothing.
+# the rest. What cannot be done to a tree as it is changes nothing. No link is gone through: one that it made
+# itself leads to `/`, and what is removed or written there is not part of what is compared.
 import os, random, shutil, socket, stat, sys
 
 dice = random.Random(int(sys.argv[1]))
@@ -9,6 +10,8 @@ def somewhere(root):
     """A name that is there, more often than not."""
     path = root
     for _ in range(dice.randint(1, 4)):
+        if os.path.islink(path):
+            return path
         try:
             there = os.listdir(path) if dice.random() < 0.7 else []
         except OSError:
@@ -17,8 +20,8 @@ def somewhere(root):
     return path
 
 def regular(path):
-    """Opening a pipe waits for somebody at its other end."""
-    if os.path.exists(path) and not stat.S_ISREG(os.stat(path).st_mode):
+    """Opening a pipe waits for somebody at its other end, and a link leads elsewhere."""
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
         raise OSError('not a file')
 
 def write(path):
@@ -70,7 +73,13 @@ def attribute(path):
 def no_attribute(path):
     os.removexattr(path, b'user.test%d' % dice.randint(0, 3), follow_symlinks=False)
 
+def truncate(path):
+    regular(path)
+    os.truncate(path, dice.randint(0, 5000))
+
 def tree(path):
+    if os.path.islink(path):
+        raise OSError('a link')
     os.makedirs(path + b'/deep/er')
     for name in NAMES:
         write(path + b'/deep/er/' + name)
@@ -89,7 +98,7 @@ CHANGES = [
     (3, lambda path: os.link(path, somewhere(dice.choice(ROOTS)), follow_symlinks=False)),
     (4, lambda path: os.rename(path, somewhere(dice.choice(ROOTS)))),
     (2, lambda path: swap(path, somewhere(dice.choice(ROOTS)))),
-    (1, lambda path: os.truncate(path, dice.randint(0, 5000))),
+    (1, truncate),
 ]
 weights, actions = zip(*CHANGES)
 for _ in range(int(sys.argv[2])):

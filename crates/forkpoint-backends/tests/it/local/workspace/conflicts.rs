@@ -359,6 +359,38 @@ fn a_fork_of_what_was_brought_home_goes_on_with_it() {
     }
 }
 
+/// As editors do: the old one is put aside, and a new one written. What is put aside is the host's file
+/// under a name that the host never had.
+#[test]
+fn a_file_that_was_put_aside_and_written_anew_is_no_conflict() {
+    for mode in MODES {
+        let desk = Desk::with_files();
+        desk.scene.run(async {
+            let sandbox = desk.enter(mode).await;
+            sh(&*sandbox, "mv a.txt a.old; echo new > a.txt; mv b.txt b.old; ln -s b.old b.txt")
+                .await;
+            let (a, b) = (desk.read("a.txt"), desk.read("b.txt"));
+            desk.apply(&*sandbox).await;
+            assert_eq!((desk.read("a.old"), desk.read("b.old")), (a, b));
+            assert_eq!(desk.read("a.txt"), "new\n");
+        });
+    }
+}
+
+#[test]
+fn a_file_that_the_host_deleted_is_a_conflict_though_the_sandbox_replaced_another() {
+    for mode in MODES {
+        let desk = Desk::with_files();
+        desk.scene.run(async {
+            let sandbox = desk.enter(mode).await;
+            sh(&*sandbox, "echo more >> a.txt; mv b.txt b.old; echo new > b.txt").await;
+            fs::remove_file(desk.path("a.txt")).unwrap();
+            let conflicts = desk.conflicts(&*sandbox).await;
+            assert!(conflicts.contains(&found(&[("a.txt", DELETED)])[0]), "{conflicts:?}");
+        });
+    }
+}
+
 #[test]
 fn a_file_that_the_host_deleted_is_a_conflict_though_the_sandbox_deleted_another() {
     for mode in MODES {

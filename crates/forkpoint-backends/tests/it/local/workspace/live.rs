@@ -201,10 +201,20 @@ fn what_the_host_changes_meanwhile_is_told() {
     });
 }
 
+/// Deeper than what removes the directory of a test can go.
+struct Deep(PathBuf);
+
+impl Drop for Deep {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("rm").arg("-rf").arg(&self.0).status();
+    }
+}
+
 #[test]
 fn ten_thousand_levels_are_entered_as_any_other() {
     use rustix::fs::{CWD, Mode, OFlags, mkdirat, openat};
     let desk = Desk::with_files();
+    let _deep = Deep(desk.path("d"));
     let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
     let mut at = openat(CWD, desk.dir(), flags, Mode::empty()).unwrap();
     for _ in 0..10_000 {
@@ -224,6 +234,4 @@ fn ten_thousand_levels_are_entered_as_any_other() {
             }
         }
     });
-    // Deeper than what removes the directory of a test can go.
-    std::process::Command::new("rm").arg("-rf").arg(desk.path("d")).status().unwrap();
 }
