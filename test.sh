@@ -66,12 +66,12 @@ export TMPDIR
 notes=$(mktemp --tmpdir=target before.XXXXXX)
 trap 'rm -rf --one-file-system "$TMPDIR" "$notes"' EXIT
 chmod 755 "$TMPDIR" # one test makes a user who goes there
-python3 leftovers.py note "$notes"
+python3 .ci/leftovers.py note "$notes"
 passed=0
 cargo nextest run --workspace --locked || passed=$?
 
 step "what the tests left"
-python3 leftovers.py check "$notes" || [ "$passed" != 0 ] || passed=1
+python3 .ci/leftovers.py check "$notes" || [ "$passed" != 0 ] || passed=1
 [ "$passed" = 0 ] || exit "$passed"
 
 step "all passed"

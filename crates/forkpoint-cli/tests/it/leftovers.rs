@@ -26,7 +26,7 @@ impl Tests {
     }
 
     fn look(&self, how: &str) -> Run {
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../leftovers.py");
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.ci/leftovers.py");
         let mut python = Command::new("python3");
         python.arg(script).arg(how).arg(self.notes.path().join("before"));
         python.env("TMPDIR", self.place.path()).env("FORKPOINT_LOOKS", "7");
@@ -110,7 +110,7 @@ fn a_sandbox_that_is_left_is_told() {
 
 #[test]
 fn a_directory_that_others_use_too_is_refused() {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../leftovers.py");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.ci/leftovers.py");
     for shared in ["", "/tmp", "/var/tmp/"] {
         let mut python = Command::new("python3");
         python.arg(&script).args(["note", "/dev/null"]).env("TMPDIR", shared);
