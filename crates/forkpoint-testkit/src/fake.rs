@@ -164,6 +164,7 @@ impl Driver for FakeDriver {
             adopt: true,
             stop: true,
             pause: true,
+            attachments: true,
             exports: vec![PartFormat::tree()],
             imports: vec![PartFormat::tree()],
         };

@@ -186,6 +186,7 @@ impl Driver for LocalDriver {
             adopt: false,
             stop: true,
             pause: true,
+            attachments: false,
             exports: Vec::new(),
             imports: Vec::new(),
         }

@@ -57,6 +57,7 @@ impl Inner {
         let kind = OperationKind::Rollback { sandbox: sandbox.id, to: to.id };
         let active = self.begin(driver.name(), kind).await.context(doing)?;
         let work = driver.rollback(sandbox.id, &sandbox.spec, &to.artifact).await;
+        self.pass_on(driver.as_ref(), &sandbox);
         if let Ok(live) = &work {
             // What cannot be told the driver now is done by whoever comes next.
             let _ = self.set_end(driver.as_ref(), &sandbox).await;

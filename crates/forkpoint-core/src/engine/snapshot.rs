@@ -119,6 +119,7 @@ impl Inner {
         let driver = self.driver(&sandbox.driver)?;
         self.check_snapshot(&request, driver.as_ref())?;
         let doing = || format!("failed to take a snapshot of sandbox `{}`", request.sandbox);
+        driver.can_seal(sandbox.id, request.kind).await.context(doing)?;
 
         let id = self.new_snapshot_id();
         let at = self.environment.now();
@@ -132,6 +133,7 @@ impl Inner {
             Ok(Work::Sealed(sealed)) => Ok(*sealed),
             Err(err) => Err(err),
         };
+        self.pass_on(driver.as_ref(), &sandbox);
         let work = sealed.map(|(sandbox, artifact)| {
             let snapshot = snapshot_record(&request, sandbox, name, at, artifact);
             let agent_state = request.agent_state.clone();
