@@ -35,6 +35,7 @@ mod trash;
 mod tree;
 mod unchanged;
 mod view;
+mod whole;
 
 use std::path::{Path, PathBuf};
 
@@ -57,6 +58,7 @@ pub use store::{LayerStore, SweepStats};
 pub(crate) use trash::remove_tree;
 pub use trash::{Leftover, ReapStats};
 pub use view::{LayerView, ViewFacts, ViewLevel, ViewMount};
+pub use whole::{Whole, WholeSpec, describe_tree};
 
 /// A file name that nobody else comes up with.
 pub(crate) fn unique_name(what: &str) -> String {

@@ -33,6 +33,9 @@ pub enum LayerError {
     #[error("`{path}` changed while it was captured")]
     Changed { path: PathBuf },
 
+    #[error("`{path}` is not empty")]
+    NotEmpty { path: PathBuf },
+
     #[error("a manifest is damaged: {reason}")]
     Manifest { reason: &'static str },
 

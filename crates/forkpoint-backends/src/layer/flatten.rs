@@ -47,8 +47,8 @@ impl Stage {
         let copier = Copier::new(self.marks(), links.as_fd()).at(|| self.path())?;
         let mut merger = Merger { layers: cursors, to, copier, below };
         merger.merge()?;
-        let size = merger.copier.size;
-        self.add(size);
+        let done = merger.copier.done;
+        self.add(done.copied);
         Ok(())
     }
 }

@@ -1,0 +1,3 @@
+//! Containers of a Docker engine.
+
+pub mod volume;

@@ -1,0 +1,3 @@
+//! Containers: their volumes, and the engine that runs them.
+
+mod volumes;
