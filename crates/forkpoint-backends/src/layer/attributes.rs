@@ -11,8 +11,8 @@ use std::{
 use rustix::{
     fs::{
         AtFlags, FileType, Gid, Mode, Stat, Timespec, Timestamps, Uid, XattrFlags, chmodat,
-        chownat, fchmod, fchown, fgetxattr, flistxattr, fsetxattr, futimens, lgetxattr, llistxattr,
-        lsetxattr, utimensat,
+        chownat, fchmod, fchown, fgetxattr, flistxattr, fremovexattr, fsetxattr, futimens,
+        lgetxattr, llistxattr, lremovexattr, lsetxattr, utimensat,
     },
     io::Errno,
 };
@@ -159,6 +159,24 @@ fn list(place: Place, buffer: &mut [u8]) -> rustix::io::Result<usize> {
         Place::Open(fd) => flistxattr(fd, buffer),
         Place::Named(dir, name) => llistxattr(by_proc(dir, name), buffer),
     })
+}
+
+/// The names of all attributes.
+pub(super) fn listed(place: Place) -> rustix::io::Result<Vec<CString>> {
+    let mut buffer = vec![0; XATTR_MAX];
+    let len = match list(place, &mut buffer) {
+        Err(Errno::OPNOTSUPP) => 0,
+        len => len?,
+    };
+    let names = buffer[..len].split_inclusive(|byte| *byte == 0);
+    Ok(names.filter_map(|name| CStr::from_bytes_with_nul(name).ok().map(CStr::to_owned)).collect())
+}
+
+pub(super) fn remove(place: Place, attribute: &CStr) -> rustix::io::Result<()> {
+    match place {
+        Place::Open(fd) => fremovexattr(fd, attribute),
+        Place::Named(dir, name) => lremovexattr(by_proc(dir, name), attribute),
+    }
 }
 
 fn read(place: Place, attribute: &CStr, buffer: &mut [u8]) -> rustix::io::Result<usize> {

@@ -36,6 +36,9 @@ pub enum LayerError {
     #[error("`{path}` is not empty")]
     NotEmpty { path: PathBuf },
 
+    #[error("an exchange of what `{path}` holds was neither finished nor undone")]
+    Unsettled { path: PathBuf },
+
     #[error("a manifest is damaged: {reason}")]
     Manifest { reason: &'static str },
 

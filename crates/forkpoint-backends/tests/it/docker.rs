@@ -1,3 +1,4 @@
 //! Containers: their volumes, and the engine that runs them.
 
+mod exchange;
 mod volumes;
