@@ -29,6 +29,7 @@ mod pin;
 mod plan;
 mod record;
 mod replace;
+mod share;
 mod stage;
 mod store;
 mod trash;
@@ -44,6 +45,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub(crate) use attributes::OF_THE_MACHINE;
 pub use capture::CaptureSpec;
 pub use changed::{Moment, changed_since};
 pub(crate) use copy::copy_bytes;

@@ -63,6 +63,15 @@ pub(super) struct Entry {
     /// Seconds and nanoseconds.
     pub(super) modified: (i64, u32),
     pub(super) attributes: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Of a device.
+    pub(super) node: Option<Node>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Node {
+    pub(super) block: bool,
+    pub(super) major: u32,
+    pub(super) minor: u32,
 }
 
 impl Entry {
@@ -255,6 +264,14 @@ impl<R: BufRead> TarReader<R> {
                 None => (seconds(&header[136..148])?, 0),
             },
             attributes: extension.attributes,
+            node: match kind {
+                EntryKind::Device => Some(Node {
+                    block: header[156] == b'4',
+                    major: small(&header[329..337])?,
+                    minor: small(&header[337..345])?,
+                }),
+                _ => None,
+            },
             path,
         })
     }

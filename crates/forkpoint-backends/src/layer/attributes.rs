@@ -29,7 +29,7 @@ const XATTR_MAX: usize = 64 * 1024;
 const XATTR_USUAL: usize = 512;
 
 /// Labels that the machine's own policy gives: what cannot be copied was not the sandbox's.
-pub(super) const OF_THE_MACHINE: [&[u8]; 3] =
+pub(crate) const OF_THE_MACHINE: [&[u8]; 3] =
     [b"security.selinux", b"security.ima", b"security.evm"];
 
 /// Copies attributes into inodes that were made just now.
@@ -170,6 +170,13 @@ pub(super) fn listed(place: Place) -> rustix::io::Result<Vec<CString>> {
     };
     let names = buffer[..len].split_inclusive(|byte| *byte == 0);
     Ok(names.filter_map(|name| CStr::from_bytes_with_nul(name).ok().map(CStr::to_owned)).collect())
+}
+
+pub(super) fn value_of(place: Place, attribute: &CStr) -> rustix::io::Result<Vec<u8>> {
+    let mut value = vec![0; XATTR_MAX];
+    let len = read(place, attribute, &mut value)?;
+    value.truncate(len);
+    Ok(value)
 }
 
 pub(super) fn remove(place: Place, attribute: &CStr) -> rustix::io::Result<()> {

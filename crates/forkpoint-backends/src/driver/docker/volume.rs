@@ -25,12 +25,16 @@ use crate::layer::{
 };
 
 mod exchange;
+mod inside;
 mod mapped;
 mod notes;
+mod receive;
 mod swap;
 
 pub use exchange::Exchange;
+pub use inside::Inside;
 use notes::{Note, Notes};
+pub use receive::VolumeArchive;
 
 /// How often a volume is captured again that somebody else writes to meanwhile.
 const TRIES: usize = 3;
@@ -135,6 +139,11 @@ impl VolumeStore {
             }
         }
         Ok(None)
+    }
+
+    fn newest_of(&self, volume: &str) -> LayerResult<Option<Layer>> {
+        let names = self.notes.newest_first(volume)?;
+        Ok(names.iter().find_map(|name| self.layers.layer(name).ok()))
     }
 
     /// Makes an empty directory what a volume was. After a failure what was written so far is left

@@ -124,9 +124,13 @@ fn a_volume_that_is_gone_is_no_obstacle() {
     let (layer, _, _) = changed(&mut ground, 3);
     let volume = ground.volume("data");
     ground.store.exchange(&layer.name, "data", &volume).unwrap();
-    fs::remove_dir_all(&volume).unwrap();
+    fs::rename(&volume, ground.directory.path().join("away")).unwrap();
+    // Another one under its name is none of our business.
+    fs::create_dir(&volume).unwrap();
+    let other = view::read(&volume, "");
     ground.store.undo("data").unwrap();
     assert_eq!(ground.store.exchanges().unwrap(), []);
+    assert_is(&volume, &other, "another volume");
 }
 
 /// Does nothing unless it is asked to by the test below.

@@ -27,7 +27,7 @@ use crate::layer::{
 pub(super) struct Ground {
     pub(super) directory: TempDir,
     pub(super) store: VolumeStore,
-    taken: u128,
+    pub(super) taken: u128,
 }
 
 impl Ground {

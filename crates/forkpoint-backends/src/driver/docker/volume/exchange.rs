@@ -11,6 +11,7 @@
 
 use std::{
     fs, io,
+    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
@@ -34,6 +35,8 @@ pub struct Exchange {
     pub path: PathBuf,
     /// What it is to become.
     pub layer: LayerName,
+    /// Device and inode of the volume's directory: another one at its place is not the volume.
+    root: (u64, u64),
     /// The directory in the volume.
     directory: String,
     /// Which of the two the volume is, once nothing is left to do but to clear up.
@@ -57,6 +60,17 @@ impl End {
     }
 }
 
+impl Exchange {
+    fn is_there(&self) -> bool {
+        identity(&self.path).is_ok_and(|found| found == self.root)
+    }
+}
+
+fn identity(path: &Path) -> io::Result<(u64, u64)> {
+    let meta = fs::metadata(path)?;
+    Ok((meta.dev(), meta.ino()))
+}
+
 impl VolumeStore {
     /// Makes a volume what a layer is, and keeps what it was beside it until [`VolumeStore::finish`] or
     /// [`VolumeStore::undo`]. Nothing may use the volume meanwhile. After a failure it is as it was, or
@@ -67,6 +81,7 @@ impl VolumeStore {
             volume: volume.to_owned(),
             path: path.to_owned(),
             layer: layer.clone(),
+            root: identity(path).map_err(notes::io("inspect", path))?,
             directory: unique_name(".forkpoint"),
             end: None,
         };
@@ -142,11 +157,11 @@ impl VolumeStore {
         if let Some(swap) = self.swap_of(&exchange)? {
             swap.remove(&self.layers)?;
         }
-        if exchange.path.exists() {
+        if exchange.is_there() {
             dress(&self.look(&exchange, end), &exchange.path)?;
-        }
-        if let (End::New, Ok(layer)) = (end, self.layer(&exchange.layer)) {
-            self.note_same(&layer, &exchange.volume, &exchange.path)?;
+            if let (End::New, Ok(layer)) = (end, self.layer(&exchange.layer)) {
+                self.note_same(&layer, &exchange.volume, &exchange.path)?;
+            }
         }
         self.forget_exchange(&exchange.volume)?;
         Ok(end)
@@ -154,7 +169,10 @@ impl VolumeStore {
 
     /// `None` when the volume is gone, or nothing was made in it, or everything was taken away.
     fn swap_of(&self, exchange: &Exchange) -> LayerResult<Option<Swap>> {
-        Swap::find(&exchange.path, &exchange.directory)
+        match exchange.is_there() {
+            true => Swap::find(&exchange.path, &exchange.directory),
+            false => Ok(None),
+        }
     }
 
     fn exchanges_path(&self) -> PathBuf {
