@@ -24,7 +24,7 @@ mod read;
 mod registry;
 mod source;
 mod store;
-mod tar;
+pub(crate) mod tar;
 mod unpack;
 
 #[cfg(test)]

@@ -45,7 +45,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub(crate) use attributes::OF_THE_MACHINE;
+pub(crate) use attributes::{OF_THE_MACHINE, all_attributes};
 pub use capture::CaptureSpec;
 pub use changed::{Moment, changed_since};
 pub(crate) use copy::copy_bytes;

@@ -141,9 +141,9 @@ pub(crate) fn unpack_tree<R: BufRead>(
     unpacker.finish()
 }
 
-/// `./` before a name counts for nothing.
+/// The directory may be called `.` as well.
 fn below_first(path: &[u8]) -> Vec<u8> {
-    let mut parts = path.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b"."));
+    let mut parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty());
     parts.next();
     parts.collect::<Vec<_>>().join(&b'/')
 }

@@ -179,6 +179,15 @@ pub(super) fn value_of(place: Place, attribute: &CStr) -> rustix::io::Result<Vec
     Ok(value)
 }
 
+/// Every attribute of what must not be opened, by its directory and name, or of what is open.
+pub(crate) fn all_attributes(
+    at: BorrowedFd,
+    name: Option<&CStr>,
+) -> rustix::io::Result<Vec<(CString, Vec<u8>)>> {
+    let place = name.map_or(Place::Open(at), |name| Place::Named(at, name));
+    listed(place)?.into_iter().map(|name| Ok((name.clone(), value_of(place, &name)?))).collect()
+}
+
 pub(super) fn remove(place: Place, attribute: &CStr) -> rustix::io::Result<()> {
     match place {
         Place::Open(fd) => fremovexattr(fd, attribute),

@@ -29,12 +29,14 @@ mod inside;
 mod mapped;
 mod notes;
 mod receive;
+mod send;
 mod swap;
 
 pub use exchange::Exchange;
 pub use inside::Inside;
 use notes::{Note, Notes};
 pub use receive::VolumeArchive;
+pub use send::Sent;
 
 /// How often a volume is captured again that somebody else writes to meanwhile.
 const TRIES: usize = 3;

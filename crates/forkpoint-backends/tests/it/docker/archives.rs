@@ -13,9 +13,14 @@ use forkpoint_backends::{
 };
 use forkpoint_core::id::SnapshotId;
 use forkpoint_testkit::image::{TarEntry, tar};
+use proptest::prelude::*;
 
 use super::volumes::Ground;
-use crate::layer::{needs_root, settle, view};
+use crate::layer::{
+    needs_root,
+    property::{Step, apply, steps},
+    settle, view,
+};
 
 impl Ground {
     fn receive(&mut self, archive: &[u8]) -> LayerResult<VolumeLayer> {
@@ -80,6 +85,61 @@ fn what_an_archive_repeats_is_kept_once() {
     fs::set_permissions(volume.join("sub/large"), fs::Permissions::from_mode(0o600)).unwrap();
     assert_eq!(ground.receive(&packed(&volume)).unwrap().own.files, 1);
     ground.assert_clean();
+}
+
+fn round_trip(steps: &[Step]) {
+    let mut ground = Ground::new();
+    let volume = ground.volume("data");
+    for step in steps {
+        apply(&volume, step);
+    }
+    let layer = ground.capture("data");
+    ground.capture("data");
+    let mut archive = Vec::new();
+    let sent = ground.store.send(&layer.name, &mut archive).unwrap();
+    // As an engine would send it again.
+    let again = ground.receive(&archive).unwrap();
+    let is_socket = |node: &view::Node| node.mode & 0o170_000 == 0o140_000;
+    let mut expected = view::read(&volume, "");
+    let all = expected.len();
+    expected.retain(|_, node| !is_socket(node));
+    assert_eq!(sent.sockets as usize, all - expected.len());
+    let tree = ground.tree(&again.name);
+    let mut found = view::read(&tree, "");
+    for view in [&mut expected, &mut found] {
+        for node in view.values_mut().filter(|node| node.mode & 0o170_000 != 0o100_000) {
+            // Of what is neither a file nor a directory the reader takes no attributes.
+            node.attributes.retain(|_, _| node.mode & 0o170_000 == 0o040_000);
+        }
+    }
+    view::assert_same(&expected, &found, "sent and received");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 40, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_sent_is_what_the_volume_was(steps in steps(40)) {
+        round_trip(&steps);
+    }
+}
+
+#[test]
+fn others_read_what_is_sent() {
+    let mut ground = Ground::new();
+    let volume = ground.volume("data");
+    fs::create_dir(volume.join("dir")).unwrap();
+    fs::write(volume.join("dir").join("n".repeat(200)), vec![5; 3000]).unwrap();
+    fs::hard_link(volume.join("dir").join("n".repeat(200)), volume.join("short")).unwrap();
+    std::os::unix::fs::symlink("dir", volume.join("link")).unwrap();
+    let layer = ground.capture("data");
+    let archive = ground.directory.path().join("archive.tar");
+    ground.store.send(&layer.name, fs::File::create(&archive).unwrap()).unwrap();
+    let copy = ground.volume("copy");
+    let mut tar = Command::new("tar");
+    tar.args(["--extract", "--same-permissions", "--file"]).arg(&archive);
+    assert!(tar.arg("--directory").arg(&copy).status().unwrap().success());
+    view::assert_same(&view::read(&volume, ""), &view::read(&copy, ""), "unpacked by tar");
 }
 
 #[test]
