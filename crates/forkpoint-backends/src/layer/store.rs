@@ -346,7 +346,7 @@ impl Directories {
 }
 
 /// Follows links on the way, but `path` itself must be a directory.
-pub(super) fn open_path(path: &Path) -> LayerResult<OwnedFd> {
+pub(crate) fn open_path(path: &Path) -> LayerResult<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(CWD, path, flags, Mode::empty()).during("open").at(|| path.to_owned())
 }

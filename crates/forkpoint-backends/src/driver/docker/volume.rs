@@ -10,7 +10,10 @@
 //!
 //! Everything here blocks; call it from a thread that may.
 
-use std::{collections::HashSet, path::Path};
+use std::{
+    collections::HashSet,
+    path::{Path, PathBuf},
+};
 
 use forkpoint_core::{
     driver::{Piece, PieceName},
@@ -21,10 +24,19 @@ use crate::layer::{
     Layer, LayerError, LayerName, LayerResult, LayerSize, LayerStore, WholeSpec, describe_tree,
 };
 
+mod exchange;
+mod inside;
 mod mapped;
 mod notes;
+mod receive;
+mod send;
+mod swap;
 
+pub use exchange::Exchange;
+pub use inside::Inside;
 use notes::{Note, Notes};
+pub use receive::VolumeArchive;
+pub use send::Sent;
 
 /// How often a volume is captured again that somebody else writes to meanwhile.
 const TRIES: usize = 3;
@@ -33,6 +45,7 @@ const TRIES: usize = 3;
 /// killed at any moment.
 #[derive(Clone, Debug)]
 pub struct VolumeStore {
+    directory: PathBuf,
     layers: LayerStore,
     notes: Notes,
 }
@@ -76,7 +89,8 @@ impl VolumeStore {
     /// Opens the store below `directory`, which is made if need be, and sweeps it.
     pub fn open(directory: &Path) -> LayerResult<Self> {
         let layers = LayerStore::open_plain(directory)?;
-        Ok(Self { layers, notes: Notes::open(&directory.join("notes"))? })
+        let directory = directory.to_owned();
+        Ok(Self { notes: Notes::open(&directory.join("notes"))?, directory, layers })
     }
 
     /// The layer for the `number`th volume of a snapshot.
@@ -91,6 +105,7 @@ impl VolumeStore {
     /// Keeps what a volume holds. Somebody who does not stand still and writes to it meanwhile makes
     /// this fail after some tries, with [`LayerError::Changed`].
     pub fn capture(&self, spec: &VolumeCapture) -> LayerResult<VolumeLayer> {
+        self.expect_settled(spec.volume)?;
         let mut tries = 1;
         loop {
             match self.capture_once(spec) {
@@ -126,6 +141,11 @@ impl VolumeStore {
             }
         }
         Ok(None)
+    }
+
+    fn newest_of(&self, volume: &str) -> LayerResult<Option<Layer>> {
+        let names = self.notes.newest_first(volume)?;
+        Ok(names.iter().find_map(|name| self.layers.layer(name).ok()))
     }
 
     /// Makes an empty directory what a volume was. After a failure what was written so far is left

@@ -24,37 +24,37 @@ use crate::layer::{
 };
 
 /// A store, and directories that stand for volumes.
-struct Ground {
-    directory: TempDir,
-    store: VolumeStore,
-    taken: u128,
+pub(super) struct Ground {
+    pub(super) directory: TempDir,
+    pub(super) store: VolumeStore,
+    pub(super) taken: u128,
 }
 
 impl Ground {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let directory = TempDir::new().unwrap();
         let store = VolumeStore::open(&directory.path().join("store")).unwrap();
         Self { directory, store, taken: 0 }
     }
 
-    fn volume(&self, name: &str) -> PathBuf {
+    pub(super) fn volume(&self, name: &str) -> PathBuf {
         let path = self.directory.path().join(name);
         fs::create_dir_all(&path).unwrap();
         path
     }
 
-    fn capture(&mut self, name: &str) -> VolumeLayer {
+    pub(super) fn capture(&mut self, name: &str) -> VolumeLayer {
         self.taken += 1;
         let (snapshot, path) = (SnapshotId::from_u128(self.taken), self.volume(name));
         let spec = VolumeCapture { snapshot, number: 0, volume: name, path: &path };
         self.store.capture(&spec).unwrap()
     }
 
-    fn tree(&self, layer: &LayerName) -> PathBuf {
+    pub(super) fn tree(&self, layer: &LayerName) -> PathBuf {
         self.store.layer(layer).unwrap().tree_path()
     }
 
-    fn assert_clean(&self) {
+    pub(super) fn assert_clean(&self) {
         self.store.reap().unwrap();
         for place in ["store/staging", "store/trash"] {
             assert_eq!(fs::read_dir(self.directory.path().join(place)).unwrap().count(), 0);
@@ -62,7 +62,7 @@ impl Ground {
     }
 }
 
-fn inodes(root: &Path) -> HashSet<u64> {
+pub(super) fn inodes(root: &Path) -> HashSet<u64> {
     let mut found = HashSet::new();
     let mut pending = vec![root.to_owned()];
     while let Some(path) = pending.pop() {

@@ -73,8 +73,7 @@ impl Notes {
     }
 
     fn place(&self, volume: &str) -> PathBuf {
-        let digest = Sha256::digest(volume.as_bytes());
-        self.directory.join(digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>())
+        self.directory.join(digest(volume))
     }
 
     pub(super) fn write(&self, volume: &str, layer: &LayerName, note: &Note) -> LayerResult<()> {
@@ -137,7 +136,12 @@ impl Notes {
     }
 }
 
-fn remove(path: &Path) -> LayerResult<()> {
+/// A file name for a volume, whatever it is called.
+pub(super) fn digest(volume: &str) -> String {
+    Sha256::digest(volume.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+pub(super) fn remove(path: &Path) -> LayerResult<()> {
     match fs::remove_file(path) {
         Err(err) if err.kind() != io::ErrorKind::NotFound => Err(io("remove", path)(err)),
         _ => Ok(()),
