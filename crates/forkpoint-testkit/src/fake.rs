@@ -54,6 +54,13 @@ impl FakePlatform {
         self.state().add_foreign(native_name, files)
     }
 
+    /// Removes something of that name that is not ours, and puts another there.
+    pub fn replace_foreign(&self, native_name: &str, files: Files) -> SandboxId {
+        let mut state = self.state();
+        state.sandboxes.retain(|_, row| row.foreign.as_deref() != Some(native_name));
+        state.add_foreign(native_name, files)
+    }
+
     /// What no driver should ever have been asked to do.
     #[must_use]
     pub fn violations(&self) -> Vec<String> {
@@ -109,6 +116,11 @@ impl FakePlatform {
         let state = self.state();
         let piece = state.pieces.values().find(|piece| piece.snapshot == snapshot)?;
         piece.sealed_from.map(|(_, base)| base)
+    }
+
+    /// Makes the next call of a driver have something to tell.
+    pub fn say(&self, notice: &str) {
+        self.state().notices.push(notice.to_owned());
     }
 
     /// Makes it a platform that can do less.
@@ -172,6 +184,10 @@ impl Driver for FakeDriver {
             take_away(&mut capabilities);
         }
         capabilities
+    }
+
+    fn notices(&self, _about: SandboxId) -> Vec<String> {
+        std::mem::take(&mut self.state().notices)
     }
 
     async fn create(&self, id: SandboxId, spec: &SandboxSpec) -> DriverResult<Arc<dyn Sandbox>> {

@@ -29,8 +29,11 @@ pub(super) struct State {
     pub(super) violations: Vec<String>,
     pub(super) take_away: Option<fn(&mut Capabilities)>,
     pub(super) volatile: bool,
+    pub(super) notices: Vec<String>,
     /// Ids that ever were: none may come back but by a rollback.
     used: BTreeSet<SandboxId>,
+    /// How many there ever were that are not ours.
+    foreigners: u64,
 }
 
 #[derive(Debug)]
@@ -45,7 +48,7 @@ pub(super) struct Row {
     base: Option<SnapshotId>,
     top: Option<PieceName>,
     /// The platform's name of one that we did not make.
-    foreign: Option<String>,
+    pub(super) foreign: Option<String>,
 }
 
 impl Row {
@@ -68,6 +71,10 @@ impl Row {
         Self { base, top: top(artifact), ..Self::new(files, spec) }
     }
 
+    fn native_name(&self) -> Option<&str> {
+        self.foreign.as_deref().or(self.spec.attachments.native_name.as_deref())
+    }
+
     pub(super) fn shown_state(&self) -> SandboxState {
         match self.state {
             SandboxState::Running if self.paused => SandboxState::Paused,
@@ -88,7 +95,9 @@ pub(super) struct PieceRow {
 
 impl State {
     pub(super) fn add_foreign(&mut self, native_name: &str, files: Files) -> SandboxId {
-        let number = native_name.bytes().fold(7, |sum, byte| mix(sum ^ u64::from(byte)));
+        self.foreigners += 1;
+        let number =
+            native_name.bytes().fold(self.foreigners, |sum, byte| mix(sum ^ u64::from(byte)));
         let id = SandboxId::from_u128(u128::from(number));
         let template = "foreign-image".parse().map(SandboxSpec::new);
         let Ok(spec) = template else { return id };
@@ -137,8 +146,7 @@ impl State {
     }
 
     pub(super) fn adopt(&self, native_name: &str) -> DriverResult<Adopted> {
-        let found =
-            self.sandboxes.iter().find(|(_, row)| row.foreign.as_deref() == Some(native_name));
+        let found = self.sandboxes.iter().find(|(_, row)| row.native_name() == Some(native_name));
         let (id, row) = found.ok_or_else(|| DriverError::NativeMissing {
             driver: DRIVER,
             name: native_name.to_owned(),

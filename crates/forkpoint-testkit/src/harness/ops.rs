@@ -198,10 +198,18 @@ async fn prune(engine: Engine) -> Result<()> {
 }
 
 /// Every operation that changes something.
-pub const OPS: [Op; 33] = [
+pub const OPS: [Op; 36] = [
     op!("create", |engine| engine.create(named("new"))),
     op!("create with an end", |engine| engine.create(with_end("new"))),
     op!("adopt", |engine| engine.adopt(adopt("stranger"))),
+    op!(parts "snapshot of what is adopted for it", |engine| {
+        engine.snapshot(SnapshotRequest::new("fake:stranger"))
+    }),
+    op!(parts "stop of what is adopted for it", |engine| engine.stop("fake:stranger", Wait::No)),
+    op!(parts "rollback of what is adopted for it", |engine| {
+        let to = Some("one".to_owned());
+        engine.rollback(RollbackRequest { to, ..RollbackRequest::new("fake:stranger") })
+    }),
     op!("snapshot", |engine| engine.snapshot(snapshot_request("web", "three"))),
     op!("snapshot of a bare sandbox", |engine| engine.snapshot(SnapshotRequest::new("bare"))),
     op!("snapshot of an adopted one", |engine| engine.snapshot(SnapshotRequest::new("theirs"))),
