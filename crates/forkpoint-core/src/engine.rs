@@ -30,6 +30,7 @@ use crate::{
 };
 
 mod chores;
+mod claim;
 mod compare;
 mod create;
 mod delete;
@@ -48,6 +49,7 @@ mod snapshot;
 mod switch;
 mod workspace;
 
+pub use claim::{ClaimOutcome, ClaimRequest};
 pub use compare::{CompareRequest, Comparison};
 pub use create::{AdoptRequest, CreateRequest};
 pub use delete::SnapshotEdit;

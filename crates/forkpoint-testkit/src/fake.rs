@@ -13,9 +13,9 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use forkpoint_core::{
     driver::{
-        Adopted, Artifact, Capabilities, Driver, DriverError, DriverResult, FileDiff, FileState,
-        FileTree, Finding, PieceName, Sandbox, SandboxState, SandboxStatus, SandboxUsage, Severity,
-        SnapshotKind,
+        Adopted, Artifact, Capabilities, Claimed, Driver, DriverError, DriverResult, FileDiff,
+        FileState, FileTree, Finding, NativeState, PieceName, Sandbox, SandboxState, SandboxStatus,
+        SandboxUsage, Severity, SnapshotKind,
     },
     id::{SandboxId, SnapshotId},
     part::{Part, PartFormat},
@@ -52,6 +52,17 @@ impl FakePlatform {
     /// Puts something there that is not ours.
     pub fn add_foreign(&self, native_name: &str, files: Files) -> SandboxId {
         self.state().add_foreign(native_name, files)
+    }
+
+    /// Puts a state there that others kept.
+    pub fn add_image(&self, native_name: &str, files: Files) {
+        self.state().images.insert(native_name.to_owned(), files);
+    }
+
+    /// States that others kept.
+    #[must_use]
+    pub fn images(&self) -> Vec<String> {
+        self.state().images.keys().cloned().collect()
     }
 
     /// Removes something of that name that is not ours, and puts another there.
@@ -303,6 +314,10 @@ impl Driver for FakeDriver {
         let mut state = self.state();
         let (from, to) = (state.files_in(from)?, state.files_in(to)?);
         Ok(tree::diff(from, to, under))
+    }
+
+    async fn claim(&self, snapshot: SnapshotId, what: &NativeState) -> DriverResult<Claimed> {
+        self.state().claim(snapshot, what)
     }
 
     async fn export(&self, artifact: &Artifact) -> DriverResult<Vec<Part>> {

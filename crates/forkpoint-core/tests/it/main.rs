@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "in a test, what cannot be unwrapped is a failure")]
 
 mod adoption;
+mod claims;
 mod conformance;
 mod every_call_fails;
 mod expiry;

@@ -8,8 +8,8 @@ use std::{
 use bytes::Bytes;
 use forkpoint_core::{
     driver::{
-        Adopted, Artifact, Capabilities, DriverError, DriverResult, FileState, Piece, PieceName,
-        SandboxState, SandboxStatus, SnapshotKind,
+        Adopted, Artifact, Capabilities, Claimed, DriverError, DriverResult, FileState,
+        NativeState, Piece, PieceName, SandboxState, SandboxStatus, SnapshotKind,
     },
     id::{SandboxId, SnapshotId},
     spec::SandboxSpec,
@@ -30,6 +30,8 @@ pub(super) struct State {
     pub(super) take_away: Option<fn(&mut Capabilities)>,
     pub(super) volatile: bool,
     pub(super) notices: Vec<String>,
+    /// States that others kept, by name.
+    pub(super) images: BTreeMap<String, Files>,
     /// Ids that ever were: none may come back but by a rollback.
     used: BTreeSet<SandboxId>,
     /// How many there ever were that are not ours.
@@ -279,6 +281,22 @@ impl State {
         let row = PieceRow { synced: false, snapshot, over: None, changes, sealed_from: None };
         self.pieces.insert(name.clone(), row);
         artifact(snapshot, Piece { name, over: None, bytes }, bytes, count)
+    }
+
+    pub(super) fn claim(
+        &mut self,
+        snapshot: SnapshotId,
+        what: &NativeState,
+    ) -> DriverResult<Claimed> {
+        let missing = || DriverError::NativeMissing { driver: DRIVER, name: what.name.clone() };
+        let files = self.images.get(&what.name).ok_or_else(missing)?.clone();
+        let reason = "no template".to_owned();
+        let invalid = |_| DriverError::Invalid { driver: DRIVER, reason };
+        let spec = SandboxSpec::new("foreign-image".parse().map_err(invalid)?);
+        let of = what.of.iter().flat_map(|of| of.bytes());
+        let number = of.fold(3, |sum, byte| mix(sum ^ u64::from(byte)));
+        let sandbox = SandboxId::from_u128(u128::from(number));
+        Ok(Claimed { artifact: self.import(snapshot, files), sandbox, spec })
     }
 
     fn add_piece(
