@@ -47,6 +47,7 @@ mod rollback;
 mod running;
 mod snapshot;
 mod switch;
+mod watch;
 mod workspace;
 
 pub use claim::{ClaimOutcome, ClaimRequest};
@@ -62,6 +63,7 @@ pub use read::{SandboxView, SnapshotView, Stats, Validation};
 pub use recover::RecoveryReport;
 pub use rollback::RollbackRequest;
 pub use snapshot::{SkipReason, SnapshotOutcome, SnapshotRequest, TakenSnapshot};
+pub use watch::{Turn, Watch, WatchRequest};
 
 use chores::{ChoreCount, Waiting, in_order};
 use recover::{Asker, Closed};

@@ -13,15 +13,16 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use forkpoint_core::{
     driver::{
-        Adopted, Artifact, Capabilities, Claimed, Driver, DriverError, DriverResult, FileDiff,
-        FileState, FileTree, Finding, NativeState, PieceName, Sandbox, SandboxState, SandboxStatus,
-        SandboxUsage, Severity, SnapshotKind,
+        Adopted, Artifact, Capabilities, Claimed, Driver, DriverError, DriverResult, EventStream,
+        FileDiff, FileState, FileTree, Finding, NativeState, PieceName, Sandbox, SandboxEvent,
+        SandboxState, SandboxStatus, SandboxUsage, Severity, SnapshotKind,
     },
     id::{SandboxId, SnapshotId},
     part::{Part, PartFormat},
     path::SandboxPath,
     spec::SandboxSpec,
 };
+use futures::{StreamExt as _, channel::mpsc};
 
 mod parts;
 mod process;
@@ -132,6 +133,17 @@ impl FakePlatform {
     /// Makes the next call of a driver have something to tell.
     pub fn say(&self, notice: &str) {
         self.state().notices.push(notice.to_owned());
+    }
+
+    /// Has whoever listens hear of it.
+    pub fn happen(&self, id: SandboxId, event: SandboxEvent) {
+        let listeners = &mut self.state().listeners;
+        listeners.retain(|(of, listener)| *of != id || listener.unbounded_send(Ok(event)).is_ok());
+    }
+
+    /// Goes away for whoever listens.
+    pub fn fall_silent(&self) {
+        self.state().listeners.clear();
     }
 
     /// Makes it a platform that can do less.
@@ -314,6 +326,14 @@ impl Driver for FakeDriver {
         let mut state = self.state();
         let (from, to) = (state.files_in(from)?, state.files_in(to)?);
         Ok(tree::diff(from, to, under))
+    }
+
+    async fn events(&self, id: SandboxId) -> DriverResult<EventStream> {
+        let mut state = self.state();
+        state.sandbox(id)?;
+        let (listener, events) = mpsc::unbounded();
+        state.listeners.push((id, listener));
+        Ok(events.boxed())
     }
 
     async fn claim(&self, snapshot: SnapshotId, what: &NativeState) -> DriverResult<Claimed> {

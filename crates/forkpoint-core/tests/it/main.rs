@@ -15,3 +15,4 @@ mod parsers;
 mod races;
 mod switches;
 mod unchanged;
+mod watches;

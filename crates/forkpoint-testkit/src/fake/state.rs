@@ -9,11 +9,13 @@ use bytes::Bytes;
 use forkpoint_core::{
     driver::{
         Adopted, Artifact, Capabilities, Claimed, DriverError, DriverResult, FileState,
-        NativeState, Piece, PieceName, SandboxState, SandboxStatus, SnapshotKind,
+        NativeState, Piece, PieceName, SandboxEvent, SandboxState, SandboxStatus, SnapshotKind,
     },
     id::{SandboxId, SnapshotId},
     spec::SandboxSpec,
 };
+
+use futures::channel::mpsc;
 
 use super::{DRIVER, Files, process::Processes, sandbox::failed};
 use crate::simulation::mix;
@@ -30,6 +32,7 @@ pub(super) struct State {
     pub(super) take_away: Option<fn(&mut Capabilities)>,
     pub(super) volatile: bool,
     pub(super) notices: Vec<String>,
+    pub(super) listeners: Vec<(SandboxId, Listener)>,
     /// States that others kept, by name.
     pub(super) images: BTreeMap<String, Files>,
     /// Ids that ever were: none may come back but by a rollback.
@@ -37,6 +40,8 @@ pub(super) struct State {
     /// How many there ever were that are not ours.
     foreigners: u64,
 }
+
+type Listener = mpsc::UnboundedSender<DriverResult<SandboxEvent>>;
 
 #[derive(Debug)]
 pub(super) struct Row {
