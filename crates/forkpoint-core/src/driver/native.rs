@@ -3,13 +3,15 @@
 use serde_json::Value;
 
 use super::Artifact;
-use crate::spec::SandboxSpec;
+use crate::{id::SandboxId, spec::SandboxSpec};
 
 /// A state that somebody else kept, as they tell of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NativeState {
     /// The platform's name or id of it.
     pub name: String,
+    /// The platform's id of the sandbox that it was taken of.
+    pub of: Option<String>,
     /// What was written down beside it, in the form of whoever did. Not to be believed.
     pub told: Value,
 }
@@ -18,5 +20,7 @@ pub struct NativeState {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Claimed {
     pub artifact: Artifact,
+    /// What it was taken of: the id that adopting that would have given.
+    pub sandbox: SandboxId,
     pub spec: SandboxSpec,
 }

@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use super::{Active, Engine, Inner, Wait};
 use crate::{
     catalog::{CatalogError, Change, NewSandbox, OperationKind, SandboxRecord},
-    driver::{Driver, DriverError},
+    driver::{Adopted, Driver, DriverError},
     error::{Context as _, Error, ErrorKind, Result},
     id::SandboxId,
     label::Labels,
@@ -121,14 +121,25 @@ impl Inner {
         if let Ok(known) = self.catalog.sandbox(adopted.id).await {
             return check_adopted(known);
         }
+        check_adopted(self.take_in(driver.name(), adopted, wanted, labels).await?)
+    }
 
+    /// Puts into the catalog what was there before us.
+    pub(super) async fn take_in(
+        &self,
+        driver: &str,
+        adopted: Adopted,
+        wanted: Option<Name>,
+        labels: Labels,
+    ) -> Result<SandboxRecord> {
+        let doing = || format!("failed to adopt `{}`", adopted.native_name);
         let begun = match wanted {
-            Some(name) => self.begin_adopt(driver.name(), adopted.id, Some(name)).await,
+            Some(name) => self.begin_adopt(driver, adopted.id, Some(name)).await,
             None => {
                 let name = adopted.native_name.parse().ok();
-                match self.begin_adopt(driver.name(), adopted.id, name).await {
+                match self.begin_adopt(driver, adopted.id, name).await {
                     Err(err) if err.is_about_a_name() => {
-                        self.begin_adopt(driver.name(), adopted.id, None).await
+                        self.begin_adopt(driver, adopted.id, None).await
                     }
                     begun => begun,
                 }
@@ -137,17 +148,17 @@ impl Inner {
         let (active, name) = match begun {
             // Another process adopted it a moment ago.
             Err(CatalogError::AlreadyKnown { .. }) => {
-                return check_adopted(self.catalog.sandbox(adopted.id).await?);
+                return Ok(self.catalog.sandbox(adopted.id).await?);
             }
             begun => begun.context(doing)?,
         };
         let record = SandboxRecord {
             id: adopted.id,
             name,
-            driver: driver.name().to_owned(),
-            spec: adopted.spec,
+            driver: driver.to_owned(),
+            spec: adopted.spec.clone(),
             labels,
-            adopted: Some(adopted.native_name),
+            adopted: Some(adopted.native_name.clone()),
             head: None,
             created: self.environment.now(),
             expires: None,
