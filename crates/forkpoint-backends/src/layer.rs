@@ -46,7 +46,7 @@ use std::{
 };
 
 pub(crate) use attributes::{OF_THE_MACHINE, all_attributes};
-pub use capture::CaptureSpec;
+pub use capture::{CaptureSpec, UpperState, describe_upper};
 pub use changed::{Moment, changed_since};
 pub(crate) use copy::copy_bytes;
 pub(crate) use cursor::open_directory as open_child;

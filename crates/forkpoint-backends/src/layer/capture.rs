@@ -80,6 +80,32 @@ impl Stage {
     }
 }
 
+/// What an upper directory looks like, for a later capture of it, and how much there is to capture.
+#[derive(Clone, Debug)]
+pub struct UpperState {
+    pub manifest: Manifest,
+    /// Of files, and of those that changed since the manifest that it was compared with.
+    pub len_bytes: u64,
+    pub changed_bytes: u64,
+}
+
+/// Copies nothing. Nothing may write to the directory meanwhile.
+pub fn describe_upper(spec: &CaptureSpec, marks: Marks) -> LayerResult<UpperState> {
+    let mut tree = Source::open(spec.upper)?.scan(marks)?;
+    let plan = Plan::new(spec.since.map(Manifest::tree), &tree);
+    let (mut len_bytes, mut changed_bytes) = (0, 0);
+    for (directory, plan) in tree.directories.iter().zip(&plan.directories) {
+        for (entry, taken) in directory.entries.iter().zip(&plan.taken) {
+            let len = if entry.child.is_none() { entry.print.len_bytes } else { 0 };
+            len_bytes += len;
+            changed_bytes += if *taken { len } else { 0 };
+        }
+    }
+    tree.mark_racy(clock_gettime(ClockId::RealtimeCoarse));
+    mark_mapped(&mut tree, spec.mapped);
+    Ok(UpperState { manifest: Manifest::from(tree), len_bytes, changed_bytes })
+}
+
 /// A tree that is to be copied.
 pub(super) struct Source<'a> {
     path: &'a Path,
