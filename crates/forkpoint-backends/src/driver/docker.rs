@@ -21,7 +21,9 @@ use forkpoint_core::{
 };
 
 mod archive;
+mod checkpoint;
 mod container;
+mod criu;
 mod discard;
 mod endpoint;
 mod engine;
@@ -91,7 +93,8 @@ impl Driver for DockerDriver {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            kinds: vec![SnapshotKind::Files],
+            // Whether processes can be kept depends on the engine, which is asked by `can_seal`.
+            kinds: vec![SnapshotKind::Files, SnapshotKind::Full],
             rollback: true,
             adopt: true,
             stop: true,
@@ -100,6 +103,10 @@ impl Driver for DockerDriver {
             exports: travel::formats(),
             imports: travel::formats(),
         }
+    }
+
+    async fn can_seal(&self, id: SandboxId, kind: SnapshotKind) -> DriverResult<()> {
+        self.host.can_seal(id, kind).await
     }
 
     fn notices(&self, about: SandboxId) -> Vec<String> {
