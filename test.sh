@@ -39,6 +39,8 @@ package dockerd docker.io # images of a real Docker
 package debootstrap debootstrap # a system in a directory, as a template
 package git git # a repository to work on
 package python3 python3-minimal # makes odd files and odd system calls inside sandboxes
+[ -x "$tools/bin/criu" ] || step "installing criu"
+tools/install-criu.sh "$tools" # processes of containers, frozen
 cargo_tool cargo-nextest cargo-nextest
 cargo_tool cargo-deny cargo-deny
 
