@@ -2,7 +2,9 @@
 //! stays theirs.
 
 use forkpoint_core::{
-    driver::{Artifact, Claimed, DriverError, DriverResult, NativeState, Piece, PieceName, SnapshotKind},
+    driver::{
+        Artifact, Claimed, DriverError, DriverResult, NativeState, Piece, PieceName, SnapshotKind,
+    },
     id::SnapshotId,
 };
 use serde_json::{Map, Value, json};
@@ -19,9 +21,16 @@ use super::{
 };
 
 impl Host {
-    pub(super) async fn claim(&self, snapshot: SnapshotId, what: &NativeState) -> DriverResult<Claimed> {
+    pub(super) async fn claim(
+        &self,
+        snapshot: SnapshotId,
+        what: &NativeState,
+    ) -> DriverResult<Claimed> {
         let missing = || DriverError::NativeMissing { driver: DRIVER, name: what.name.clone() };
-        if what.name.is_empty() || what.name.contains(['?', '#', ' ', '%']) || what.name.contains("..") {
+        if what.name.is_empty()
+            || what.name.contains(['?', '#', ' ', '%'])
+            || what.name.contains("..")
+        {
             return Err(missing());
         }
         let image = self.inspect_image(&what.name).await?.ok_or_else(missing)?;
