@@ -14,6 +14,7 @@ mod command;
 mod config;
 mod fail;
 mod hint;
+mod legacy;
 mod output;
 mod signal;
 mod terminal;

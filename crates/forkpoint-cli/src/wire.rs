@@ -25,6 +25,9 @@ use crate::{
 /// Whose sandboxes a name without a driver in front means.
 pub(crate) const DEFAULT_DRIVER: &str = "local";
 
+/// Whose sandboxes are containers.
+pub(crate) const DOCKER: &str = "docker";
+
 const SYSTEM_DIR: &str = "/var/lib/forkpoint";
 
 /// What a command is about to need.

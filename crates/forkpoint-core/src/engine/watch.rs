@@ -191,6 +191,11 @@ impl Watch {
         }
     }
 
+    /// When what is taken from now on may go.
+    pub fn expire_in(&mut self, at: Option<Timestamp>) {
+        self.snapshot.expires = at;
+    }
+
     /// Takes the snapshot that is due. A sandbox that is gone ends the watch.
     pub async fn take(&mut self, why: Trigger, context: Option<String>) -> Result<SnapshotOutcome> {
         let request = SnapshotRequest {
