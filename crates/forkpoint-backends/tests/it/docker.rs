@@ -19,6 +19,7 @@ use tempfile::TempDir;
 
 mod archives;
 mod exchange;
+mod full;
 mod volumes;
 
 /// An engine, and a data directory that belongs to one test.

@@ -1,19 +1,19 @@
 //! Full snapshots of containers: processes go on where they were, in another container.
 
-use std::{path::Path, process::Command, sync::Arc};
-
 use forkpoint_backends::driver::docker::DockerDriver;
 use forkpoint_core::{
-    driver::{Artifact, Driver, DriverError, Sandbox as _, SandboxState, Severity, SnapshotKind},
+    driver::{Artifact, Driver, DriverError, SandboxState, Severity, SnapshotKind},
     id::{SandboxId, SnapshotId},
 };
-use forkpoint_testkit::docker::{DockerEngine, IMAGE};
+use forkpoint_testkit::docker::IMAGE;
 
 use super::{Machine, runtime, spec, unique};
 
-/// Counts in memory, and writes down how far it has come: into its own files, and into a volume.
-const COUNT: &str = "i=0; while :; do i=$((i+1)); echo $i > /n.new; mv /n.new /n; \
-    echo $i > /vol/n.new; mv /vol/n.new /vol/n; sleep 0.05; done";
+/// Counts, and writes down how far it has come: into its own files, and into a volume. Who it is it knows
+/// by heart alone.
+const COUNT: &str = "trap 'exit 0' TERM; read who < /proc/sys/kernel/random/uuid; i=0; \
+    while :; do i=$((i+1)); for at in / /vol/; do echo $i $who > ${at}new; mv ${at}new ${at}n; done; \
+    sleep 0.05; done";
 
 struct Counter {
     machine: Machine,
@@ -22,35 +22,34 @@ struct Counter {
 
 impl Counter {
     fn start() -> Self {
-        Self::with(&[])
-    }
-
-    fn with(options: &[&str]) -> Self {
         let counter = Self { machine: Machine::new(), name: format!("counter-{:x}", unique()) };
-        let mut args = vec!["run", "-d", "--name", &counter.name, "-v", "/vol"];
-        args.extend(options);
-        args.extend([IMAGE, "sh", "-c", COUNT]);
-        counter.machine.engine.docker(args);
+        let run = ["run", "-d", "--name", &counter.name, "-v", "/vol", IMAGE, "sh", "-c", COUNT];
+        counter.machine.engine.docker(run);
+        counter.await_count(&counter.name, 3);
         counter
     }
 
-    fn await_count(&self, container: &str, least: u64) -> u64 {
+    /// How far it has come, at least so far, and who it is.
+    fn await_count(&self, container: &str, least: u64) -> (u64, String) {
         loop {
-            let output = self.machine.engine.command().args(["exec", container, "cat", "/n"]).output();
-            let text = String::from_utf8_lossy(&output.unwrap().stdout).into_owned();
-            match text.trim().parse() {
-                Ok(count) if count >= least => return count,
+            let text =
+                self.machine.engine.command().args(["exec", container, "cat", "/n"]).output();
+            let text = String::from_utf8_lossy(&text.unwrap().stdout).into_owned();
+            match text.trim().split_once(' ').map(|(count, who)| (count.parse(), who)) {
+                Some((Ok(count), who)) if count >= least => return (count, who.to_owned()),
                 _ => std::thread::yield_now(),
             }
         }
     }
 
     fn in_volume(&self, container: &str) -> u64 {
-        self.machine.engine.docker(["exec", container, "cat", "/vol/n"]).parse().unwrap()
+        let text = self.machine.engine.docker(["exec", container, "cat", "/vol/n"]);
+        text.split(' ').next().unwrap().parse().unwrap()
     }
 
-    fn inspect(&self, container: &str, what: &str) -> String {
-        self.machine.engine.docker(["inspect", "-f", what, container])
+    fn life(&self, container: &str) -> String {
+        let life = "{{.Id}} {{.State.StartedAt}} {{.State.Pid}}";
+        self.machine.engine.docker(["inspect", "-f", life, container])
     }
 }
 
@@ -77,29 +76,25 @@ async fn discard(driver: &DockerDriver, artifact: &Artifact) {
 #[test]
 fn processes_go_on_in_copies_and_the_source_never_ended() {
     let counter = Counter::start();
-    let driver = Arc::new(counter.machine.docker());
-    counter.await_count(&counter.name, 5);
-    let started = counter.inspect(&counter.name, "{{.State.StartedAt}} {{.State.Pid}}");
+    let driver = counter.machine.docker();
+    let life = counter.life(&counter.name);
     runtime().block_on(async {
         let id = driver.adopt(&counter.name).await.unwrap().id;
         driver.can_seal(id, SnapshotKind::Full).await.unwrap();
-        let before = counter.await_count(&counter.name, 0);
+        let (before, who) = counter.await_count(&counter.name, 0);
         let artifact = seal(&driver, id, SnapshotKind::Full).await;
-        let after = counter.await_count(&counter.name, before + 1);
         assert_eq!(artifact.kind, SnapshotKind::Full);
-        assert_eq!(counter.inspect(&counter.name, "{{.State.StartedAt}} {{.State.Pid}}"), started);
+        counter.await_count(&counter.name, before + 20);
+        assert_eq!(counter.life(&counter.name), life);
         // From the same processes, twice.
-        let copies = [SandboxId::from_u128(unique()), SandboxId::from_u128(unique())];
-        counter.await_count(&counter.name, after + 200);
-        for copy in copies {
+        for _ in 0..2 {
+            let copy = SandboxId::from_u128(unique());
             driver.restore(copy, &spec(), &artifact).await.unwrap();
             let name = format!("forkpoint-{copy}");
-            let first = counter.await_count(&name, 0);
-            assert!(first >= before && first < after + 150, "{before} {first} {after}");
-            let later = counter.await_count(&name, first + 2);
-            assert!(counter.in_volume(&name) >= later - 1);
-        }
-        for copy in copies {
+            let (now, same) = counter.await_count(&name, 0);
+            assert!(now >= before && same == who, "{before} {now}");
+            let (later, _) = counter.await_count(&name, now + 2);
+            assert!(counter.in_volume(&name) + 1 >= later);
             driver.destroy(copy).await.unwrap();
         }
         discard(&driver, &artifact).await;
@@ -111,15 +106,17 @@ fn a_rollback_brings_processes_back() {
     let counter = Counter::start();
     let driver = counter.machine.docker();
     runtime().block_on(async {
-        counter.await_count(&counter.name, 5);
         let id = driver.adopt(&counter.name).await.unwrap().id;
+        let (_, who) = counter.await_count(&counter.name, 0);
         let artifact = seal(&driver, id, SnapshotKind::Full).await;
-        let then = counter.await_count(&counter.name, 0);
-        counter.await_count(&counter.name, then + 200);
+        let life = counter.life(&counter.name);
+        counter.machine.engine.docker(["restart", "-t", "0", &counter.name]);
+        assert_ne!(counter.await_count(&counter.name, 1).1, who, "it began again");
         driver.rollback(id, &spec(), &artifact).await.unwrap();
-        let now = counter.await_count(&counter.name, 0);
-        assert!((5..then + 150).contains(&now), "{then} {now}");
+        let (now, same) = counter.await_count(&counter.name, 0);
+        assert!(now >= 3 && same == who, "{now}");
         counter.await_count(&counter.name, now + 2);
+        assert_ne!(counter.life(&counter.name), life);
         let status = driver.status(id).await.unwrap().unwrap();
         assert_eq!(status.state, SandboxState::Running);
     });
