@@ -268,8 +268,10 @@ fn quiet(command: &mut Command, log: &Path) {
     command.process_group(0);
 }
 
+/// With what the project installs for its tests, such as `criu`, whoever runs them.
 fn path_of_root() -> String {
-    format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default())
+    let tools = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools/bin");
+    format!("{tools}:{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default())
 }
 
 /// A small system from programs of this machine, with their libraries.

@@ -20,6 +20,7 @@ use tempfile::TempDir;
 mod archives;
 mod exchange;
 mod faults;
+mod full;
 mod guard;
 mod kills;
 mod proxy;
