@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use forkpoint_core::{
     Timestamp,
     driver::{
-        Adopted, Artifact, Capabilities, Driver, DriverResult, FileDiff, FileState,
+        Adopted, Artifact, Capabilities, Claimed, Driver, EventStream, NativeState, DriverResult, FileDiff, FileState,
         FileTree, Finding, PieceName, Sandbox, SandboxStatus, SandboxUsage, SnapshotKind,
     },
     id::{SandboxId, SnapshotId},
@@ -21,12 +21,15 @@ use forkpoint_core::{
 };
 
 mod archive;
+mod claim;
 mod container;
 mod discard;
 mod endpoint;
 mod engine;
 mod etc;
+mod events;
 mod exact;
+mod examine;
 mod exec;
 mod files;
 mod findings;
@@ -65,6 +68,11 @@ impl DockerConfig {
     pub fn new(endpoint: Endpoint, dir: impl Into<PathBuf>) -> Self {
         Self { endpoint, dir: dir.into() }
     }
+}
+
+/// What the engine can do for the driver, one thing each.
+pub async fn examine(config: &DockerConfig) -> Vec<super::local::Check> {
+    examine::examine(config).await
 }
 
 #[derive(Clone, Debug)]
@@ -211,6 +219,14 @@ impl Driver for DockerDriver {
         under: &[SandboxPath],
     ) -> DriverResult<FileDiff> {
         self.host.diff(from, to, under).await
+    }
+
+    async fn events(&self, id: SandboxId) -> DriverResult<EventStream> {
+        self.host.events(id).await
+    }
+
+    async fn claim(&self, snapshot: SnapshotId, what: &NativeState) -> DriverResult<Claimed> {
+        self.host.claim(snapshot, what).await
     }
 
     async fn export(&self, artifact: &Artifact) -> DriverResult<Vec<Part>> {

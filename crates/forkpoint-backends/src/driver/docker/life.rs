@@ -360,7 +360,7 @@ fn has_no_shell(err: &DriverError) -> bool {
 }
 
 /// What somebody else's container amounts to.
-fn spec_of(container: &Container) -> DriverResult<SandboxSpec> {
+pub(super) fn spec_of(container: &Container) -> DriverResult<SandboxSpec> {
     let config = container.config();
     let image = config["Image"].as_str().unwrap_or_default();
     let template = image.parse().map_err(|err: forkpoint_core::Error| DriverError::Invalid {
