@@ -44,11 +44,22 @@ impl Host {
         let origin = layers_of(&theirs);
         let marked = self.claim_marks(snapshot, sandbox, origin)?;
         let image = self.relabel(&theirs, &marked).await?;
+        if alive.is_none() {
+            self.tell_binds(sandbox, &container);
+        }
         let volumes = volumes_of(&container);
         let data =
             Data { image, origin, inspect: container.0, hosts: None, resolv: None, hostname: None, volumes };
         let artifact = self.claimed(snapshot, &data, theirs["Size"].as_u64().unwrap_or(0))?;
         Ok(Claimed { artifact, sandbox, spec })
+    }
+
+    fn tell_binds(&self, sandbox: SandboxId, container: &Container) {
+        for mount in container.mounts().iter().filter(|mount| mount["Type"] == "bind") {
+            let text = |key: &str| mount[key].as_str().unwrap_or_default();
+            let (source, place) = (text("Source"), text("Destination"));
+            self.notice(sandbox, format!("`{place}` was `{source}` of the host, and is left out"));
+        }
     }
 
     fn claim_marks(
@@ -115,7 +126,7 @@ fn inspected(what: &NativeState, image: &Value, alive: Option<&Container>) -> Va
     };
     let host = match alive {
         Some(alive) => alive.host_config().clone(),
-        None => host_config(&mounts, &network),
+        None => host_config(&network),
     };
     let name = what.told["container_name"].as_str().unwrap_or_default().trim_start_matches('/');
     json!({
@@ -125,27 +136,16 @@ fn inspected(what: &NativeState, image: &Value, alive: Option<&Container>) -> Va
     })
 }
 
-/// As far as it follows from what was written down.
-fn host_config(mounts: &Value, network: &Value) -> Value {
-    let binds: Vec<String> = mounts.as_array().into_iter().flatten().filter_map(bind).collect();
+/// As far as it follows from what was written down. Directories of the host do not: whoever could
+/// write a document would choose what a copy can reach.
+fn host_config(network: &Value) -> Value {
     let networks = network["Networks"].as_object();
     let first = networks.and_then(|networks| networks.keys().next().cloned());
-    let mut host = json!({ "Binds": binds, "PortBindings": ports(&network["Ports"]) });
+    let mut host = json!({ "PortBindings": ports(&network["Ports"]) });
     if let Some(first) = first {
         host["NetworkMode"] = json!(first);
     }
     host
-}
-
-fn bind(mount: &Value) -> Option<String> {
-    let text = |key: &str| mount[key].as_str().filter(|text| !text.is_empty());
-    let source = match text("Type")? {
-        "bind" => text("Source")?,
-        "volume" => text("Name")?,
-        _ => return None,
-    };
-    let mode = if mount["RW"] == false { ":ro" } else { "" };
-    Some(format!("{source}:{}{mode}", text("Destination")?))
 }
 
 fn ports(told: &Value) -> Value {
@@ -180,7 +180,7 @@ mod tests {
         let what = NativeState { name: "sha256:0".into(), of: Some("c0ffee".into()), told };
         let made = inspected(&what, &json!({ "Id": "sha256:0" }), None);
         assert_eq!(made["Name"], "/webapp");
-        assert_eq!(made["HostConfig"]["Binds"], json!(["/srv:/data:ro", "db:/db"]));
+        assert_eq!(made["HostConfig"]["Binds"], Value::Null, "no directory of the host");
         assert_eq!(made["HostConfig"]["NetworkMode"], "front");
         let ports = json!({ "80/tcp": [{ "HostIp": "", "HostPort": "8080" }] });
         assert_eq!(made["HostConfig"]["PortBindings"], ports);
