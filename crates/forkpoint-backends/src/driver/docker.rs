@@ -21,8 +21,10 @@ use forkpoint_core::{
 };
 
 mod archive;
+mod checkpoint;
 mod claim;
 mod container;
+mod criu;
 mod discard;
 mod endpoint;
 mod engine;
@@ -99,7 +101,8 @@ impl Driver for DockerDriver {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            kinds: vec![SnapshotKind::Files],
+            // Whether processes can be kept depends on the engine, which is asked by `can_seal`.
+            kinds: vec![SnapshotKind::Files, SnapshotKind::Full],
             rollback: true,
             adopt: true,
             stop: true,
@@ -108,6 +111,10 @@ impl Driver for DockerDriver {
             exports: travel::formats(),
             imports: travel::formats(),
         }
+    }
+
+    async fn can_seal(&self, id: SandboxId, kind: SnapshotKind) -> DriverResult<()> {
+        self.host.can_seal(id, kind).await
     }
 
     fn notices(&self, about: SandboxId) -> Vec<String> {

@@ -49,7 +49,7 @@ impl Host {
         }
         let volumes = volumes_of(&container);
         let data =
-            Data { image, origin, inspect: container.0, hosts: None, resolv: None, hostname: None, volumes };
+            Data { image, origin, inspect: container.0, hosts: None, resolv: None, hostname: None, volumes, processes: None };
         let artifact = self.claimed(snapshot, &data, theirs["Size"].as_u64().unwrap_or(0))?;
         Ok(Claimed { artifact, sandbox, spec })
     }

@@ -14,7 +14,7 @@ pub(super) async fn examine(config: &DockerConfig) -> Vec<Check> {
     match host.engine.get("/info").await {
         Ok(info) => {
             checks.push(files(&host, &info));
-            checks.push(checkpoints(&host, &info).await);
+            checks.push(checkpoints(&host).await);
         }
         Err(err) => checks.push(check("storage", Verdict::No, err.to_string(), None)),
     }
@@ -63,22 +63,15 @@ fn files(host: &Host, info: &Value) -> Check {
     check("storage", Verdict::Limited, detail, Some(way_out))
 }
 
-async fn checkpoints(host: &Host, info: &Value) -> Check {
-    match host.cannot_checkpoint(info).await {
-        None => check("checkpoints", Verdict::Yes, "with processes and memory".to_owned(), None),
-        Some(reason) => {
-            let way_out = "snapshots of files need none of it";
-            check("checkpoints", Verdict::Limited, reason, Some(way_out))
+async fn checkpoints(host: &Host) -> Check {
+    let detail = match host.engine_refusal().await {
+        Ok(None) => {
+            let detail = "processes and memory can be kept, with `--full`".to_owned();
+            return check("checkpoints", Verdict::Yes, detail, None);
         }
-    }
-}
-
-impl Host {
-    /// Why processes and memory cannot be kept.
-    async fn cannot_checkpoint(&self, info: &Value) -> Option<String> {
-        match info["ExperimentalBuild"] == true {
-            true => Some("processes and memory are not kept yet".to_owned()),
-            false => Some("the engine does so only when it is started with `--experimental`".to_owned()),
-        }
-    }
+        Ok(Some(reason)) => reason,
+        Err(err) => forkpoint_core::error::Chain(&err).to_string(),
+    };
+    let way_out = "snapshots of files, without `--full`, need none of it";
+    check("checkpoints", Verdict::Limited, detail, Some(way_out))
 }

@@ -27,8 +27,8 @@ impl Host {
             findings.push(finding(Severity::Note, text.to_owned()));
         }
         if kind == SnapshotKind::Full {
-            let text = "this driver keeps no processes";
-            findings.push(finding(Severity::Blocks, text.to_owned()));
+            let refusal = self.full_refusal(&container).await?;
+            findings.extend(refusal.map(|reason| finding(Severity::Blocks, reason)));
         }
         Ok(findings)
     }

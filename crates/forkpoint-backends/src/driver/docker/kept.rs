@@ -98,8 +98,7 @@ impl Host {
         Ok(kept)
     }
 
-    pub(super) async fn sync_volumes(&self, kept: &[KeptVolume]) -> DriverResult<()> {
-        let layers: Vec<LayerName> = kept.iter().filter_map(|volume| volume.layer.clone()).collect();
+    pub(super) async fn sync_layers(&self, layers: Vec<LayerName>) -> DriverResult<()> {
         if layers.is_empty() {
             return Ok(());
         }

@@ -24,6 +24,7 @@ use super::{
     seal::{Data, layers_of},
     shape::{self, Purpose, Shape},
 };
+use crate::layer::LayerName;
 
 const PAUSES: &str = "pauses";
 
@@ -59,7 +60,7 @@ impl Host {
         let image = self.inspect_image(spec.template.as_str()).await?;
         let mut shape = shape::fresh(spec, idle)?;
         self.sign(id, None, image.as_ref().map_or(0, layers_of), &mut shape)?;
-        let container = self.bring_up(id, spec, shape).await?;
+        let container = self.bring_up(id, spec, shape, None).await?;
         match self.inspect(&container).await? {
             Some(container) if container.state() == SandboxState::Running => Ok(()),
             _ => invalid(format!(
@@ -84,7 +85,7 @@ impl Host {
         let restored = async {
             let choice = spec.attachments.volumes;
             self.give_volumes(id, &data.volumes, choice, &mut shape).await?;
-            let container = self.bring_up(id, spec, shape).await?;
+            let container = self.bring_up(id, spec, shape, data.processes()).await?;
             self.write_edits(&container, &data).await
         };
         match restored.await {
@@ -93,11 +94,17 @@ impl Host {
         }
     }
 
-    async fn bring_up(&self, id: SandboxId, spec: &SandboxSpec, shape: Shape) -> DriverResult<String> {
+    async fn bring_up(
+        &self,
+        id: SandboxId,
+        spec: &SandboxSpec,
+        shape: Shape,
+        processes: Option<LayerName>,
+    ) -> DriverResult<String> {
         let own = format!("forkpoint-{id}");
         let name = spec.attachments.native_name.as_deref().unwrap_or(&own);
         let asked = shape.host_ports();
-        let mut making = Making { sandbox: id, name, shape, instead_of: None };
+        let mut making = Making { sandbox: id, name, shape, instead_of: None, processes };
         let container = self.prepare(&mut making).await?;
         let container = self.launch(&mut making, container).await?;
         self.tell_ports(id, &asked, &container).await?;

@@ -15,6 +15,7 @@ use super::{
     http::{HttpError, HttpResult, LONG, Request},
     shape::Shape,
 };
+use crate::layer::LayerName;
 
 /// How often a container is made again because a port turned out to be taken.
 const TRIES: usize = 16;
@@ -26,6 +27,8 @@ pub(super) struct Making<'a> {
     pub(super) shape: Shape,
     /// A container whose addresses and ports are as good as free.
     pub(super) instead_of: Option<&'a str>,
+    /// What it goes on with, instead of its command.
+    pub(super) processes: Option<LayerName>,
 }
 
 impl Host {
@@ -66,7 +69,7 @@ impl Host {
     pub(super) async fn launch(&self, making: &mut Making<'_>, id: String) -> DriverResult<String> {
         let mut id = id;
         for _ in 0..TRIES {
-            let err = match self.start_container(&id).await {
+            let err = match self.start_making(making, &id).await? {
                 Ok(()) => return Ok(id),
                 Err(err) => err,
             };
@@ -81,6 +84,20 @@ impl Host {
         }
         self.remove_container(&id, false).await?;
         invalid("one port after another turned out to be taken")
+    }
+
+    async fn start_making(&self, making: &Making<'_>, id: &str) -> DriverResult<HttpResult<()>> {
+        let Some(layer) = &making.processes else { return Ok(self.start_container(id).await) };
+        let laid = self.lay_processes(id, layer).await;
+        if let Err(err) = laid {
+            self.remove_container(id, false).await?;
+            return Err(err);
+        }
+        let started = self.start_processes(id).await;
+        if started.is_ok() {
+            self.clear_processes(id).await?;
+        }
+        Ok(started)
     }
 
     /// Says which ports were given in the place of those that were asked for.

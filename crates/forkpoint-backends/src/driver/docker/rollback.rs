@@ -120,7 +120,7 @@ impl Host {
         let next = format!("{NEXT}{id}");
         let asked = shape.host_ports();
         let instead_of = old.map(Container::id);
-        let mut making = Making { sandbox: id, name: &next, shape, instead_of };
+        let mut making = Making { sandbox: id, name: &next, shape, instead_of, processes: data.processes() };
         let container = self.prepare(&mut making).await?;
         if let Some(old) = old {
             self.stop_container(old).await?;

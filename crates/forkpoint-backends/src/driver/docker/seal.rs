@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
+    checkpoint::KeptProcesses,
     container::{Container, Graph},
     exact,
     host::{Host, blocking, layer_error},
@@ -51,6 +52,8 @@ pub(super) struct Data {
     pub(super) hostname: Option<String>,
     #[serde(default)]
     pub(super) volumes: Vec<KeptVolume>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) processes: Option<KeptProcesses>,
 }
 
 impl Data {
@@ -63,6 +66,16 @@ impl Data {
             )));
         }
         serde_json::from_value(artifact.data.clone()).map_err(|err| damaged(err.to_string()))
+    }
+
+    pub(super) fn layers(&self) -> Vec<LayerName> {
+        let volumes = self.volumes.iter().filter_map(|volume| volume.layer.clone());
+        volumes.chain(self.processes()).collect()
+    }
+
+    /// What a copy goes on with.
+    pub(super) fn processes(&self) -> Option<LayerName> {
+        self.processes.as_ref().map(|processes| processes.layer.clone())
     }
 
     pub(super) fn container(&self) -> Container {
@@ -112,14 +125,15 @@ impl Host {
         snapshot: SnapshotId,
         kind: SnapshotKind,
     ) -> DriverResult<Artifact> {
-        if kind != SnapshotKind::Files {
-            let reason = "this driver keeps files".to_owned();
-            return Err(DriverError::KindUnavailable { driver: super::DRIVER, kind, reason });
-        }
+        self.can_seal(sandbox, kind).await?;
         let container = self.container(sandbox).await?;
         let earlier = self.images_of(container.id()).await?;
         let origin = self.origin_of(&container).await?;
         let marked = self.marks(sandbox, snapshot, &container, &earlier, origin)?;
+        let processes = match kind {
+            SnapshotKind::Files => None,
+            SnapshotKind::Full => Some(self.keep_processes(&container, snapshot).await?),
+        };
         let volumes = self.keep_volumes(&container, snapshot).await?;
         let made = self.make_image(sandbox, &container, &earlier, origin, &marked).await;
         let made = match made {
@@ -132,7 +146,11 @@ impl Host {
         if let Some(state) = &made.state {
             self.keep_manifest(snapshot, &state.manifest)?;
         }
-        self.artifact(snapshot, container, made, origin, volumes).await
+        let artifact = self.artifact(snapshot, container, made, origin, volumes).await?;
+        Ok(match processes {
+            Some(processes) => processes.added_to(artifact),
+            None => artifact,
+        })
     }
 
     fn marks(
@@ -373,6 +391,7 @@ impl Host {
             resolv,
             hostname,
             volumes,
+            processes: None,
         };
         let data = serde_json::to_value(data)
             .map_err(|err| DriverError::Damaged { snapshot, reason: err.to_string() })?;
@@ -411,7 +430,7 @@ impl Host {
         };
         let graph = self.reachable(&Graph::of(&image["GraphDriver"]));
         let Some(layer) = graph.and_then(|graph| graph.upper) else { return Ok(artifact.clone()) };
-        self.sync_volumes(&data.volumes).await?;
+        self.sync_layers(data.layers()).await?;
         let synced = blocking(move || {
             let file = fs::File::open(&layer).map_err(|err| super::files::io_at("sync", &layer, err))?;
             rustix::fs::syncfs(&file).map_err(|err| super::files::io_at("sync", &layer, err.into()))

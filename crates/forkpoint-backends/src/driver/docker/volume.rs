@@ -27,6 +27,7 @@ use crate::layer::{
 mod exchange;
 mod inside;
 mod mapped;
+mod memory;
 mod notes;
 mod receive;
 mod send;
@@ -34,6 +35,7 @@ mod swap;
 
 pub use exchange::Exchange;
 pub use inside::Inside;
+pub use memory::CHECKPOINT;
 use notes::{Note, Notes};
 pub use receive::VolumeArchive;
 pub use send::Sent;
@@ -179,6 +181,7 @@ impl VolumeStore {
 
     /// Takes away every layer of a snapshot.
     pub fn unseal(&self, snapshot: SnapshotId) -> LayerResult<()> {
+        self.drop_incoming(snapshot)?;
         let whole = LayerName::of(snapshot);
         let tagged = format!("{whole}-");
         for name in self.layers.list()? {
