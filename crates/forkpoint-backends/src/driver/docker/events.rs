@@ -35,7 +35,7 @@ struct Listening {
 impl Host {
     pub(super) async fn events(self: &Arc<Self>, sandbox: SandboxId) -> DriverResult<EventStream> {
         let listening = Listening {
-            body: self.listen(sandbox).await?,
+            body: self.listen(sandbox, None).await?,
             host: Arc::clone(self),
             sandbox,
             bytes: BytesMut::new(),
@@ -53,11 +53,13 @@ impl Host {
         Ok(events.boxed())
     }
 
-    /// From now on, of the container that the sandbox is now.
-    async fn listen(&self, sandbox: SandboxId) -> DriverResult<Body> {
+    /// From then on, or from now on, of the container that the sandbox is now.
+    async fn listen(&self, sandbox: SandboxId, since: Option<String>) -> DriverResult<Body> {
         let container = self.container(sandbox).await?;
         let filters = json!({ "type": ["container"], "container": [container.id()] }).to_string();
-        let request = Request::new("GET", format!("/events{}", query(&[("filters", &filters)])));
+        let mut pairs = vec![("filters", filters.as_str())];
+        pairs.extend(since.as_deref().map(|since| ("since", since)));
+        let request = Request::new("GET", format!("/events{}", query(&pairs)));
         let answer = self.engine.send(request.patience(None)).await;
         Ok(answer.map_err(failed("listen for events"))?.body.patient())
     }
@@ -95,7 +97,9 @@ impl Listening {
             // A rollback puts another container in its place.
             "destroy" => match self.host.find(self.sandbox).await? {
                 Some(_) => {
-                    self.body = self.host.listen(self.sandbox).await?;
+                    // What happened to the new one meanwhile is told too.
+                    let since = told["timeNano"].as_u64().map(moment);
+                    self.body = self.host.listen(self.sandbox, since).await?;
                     self.bytes.clear();
                 }
                 None => self.ready.push_back(SandboxEvent::Removed),
@@ -126,6 +130,12 @@ impl Listening {
             }
         }
     }
+}
+
+/// As an engine reads it.
+fn moment(nanoseconds: u64) -> String {
+    const SECOND: u64 = 1_000_000_000;
+    format!("{}.{:09}", nanoseconds / SECOND, nanoseconds % SECOND)
 }
 
 fn broken(err: io::Error) -> DriverError {
