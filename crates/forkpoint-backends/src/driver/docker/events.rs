@@ -1,4 +1,7 @@
 //! What happens to a container, as the engine tells it.
+//!
+//! Events of all containers are listened to: a rollback puts another container in the place of one, and
+//! nothing that happens to that one may be missed.
 
 use std::{collections::VecDeque, io, sync::Arc};
 
@@ -12,6 +15,7 @@ use serde_json::{Value, json};
 
 use super::{
     DRIVER,
+    container::PREVIOUS,
     engine::{failed, query},
     host::Host,
     http::{Body, Request},
@@ -26,6 +30,8 @@ const ENDING: [&str; 8] = ["2", "3", "9", "15", "SIGINT", "SIGQUIT", "SIGKILL", 
 struct Listening {
     host: Arc<Host>,
     sandbox: SandboxId,
+    /// The container that the sandbox is.
+    current: String,
     body: Body,
     bytes: BytesMut,
     asked: bool,
@@ -35,7 +41,9 @@ struct Listening {
 impl Host {
     pub(super) async fn events(self: &Arc<Self>, sandbox: SandboxId) -> DriverResult<EventStream> {
         let listening = Listening {
-            body: self.listen(sandbox, None).await?,
+            // Before it is looked at, so that nothing falls between.
+            body: self.listen().await?,
+            current: self.container(sandbox).await?.id().to_owned(),
             host: Arc::clone(self),
             sandbox,
             bytes: BytesMut::new(),
@@ -53,13 +61,10 @@ impl Host {
         Ok(events.boxed())
     }
 
-    /// From then on, or from now on, of the container that the sandbox is now.
-    async fn listen(&self, sandbox: SandboxId, since: Option<String>) -> DriverResult<Body> {
-        let container = self.container(sandbox).await?;
-        let filters = json!({ "type": ["container"], "container": [container.id()] }).to_string();
-        let mut pairs = vec![("filters", filters.as_str())];
-        pairs.extend(since.as_deref().map(|since| ("since", since)));
-        let request = Request::new("GET", format!("/events{}", query(&pairs)));
+    async fn listen(&self) -> DriverResult<Body> {
+        let events = ["start", "kill", "die", "rename", "destroy"];
+        let filters = json!({ "type": ["container"], "event": events }).to_string();
+        let request = Request::new("GET", format!("/events{}", query(&[("filters", &filters)])));
         let answer = self.engine.send(request.patience(None)).await;
         Ok(answer.map_err(failed("listen for events"))?.body.patient())
     }
@@ -79,32 +84,45 @@ impl Listening {
     }
 
     async fn understand(&mut self, told: &Value) -> DriverResult<()> {
-        let attributes = &told["Actor"]["Attributes"];
-        match told["Action"].as_str().or(told["status"].as_str()).unwrap_or_default() {
+        let action = told["Action"].as_str().or(told["status"].as_str()).unwrap_or_default();
+        if action == "rename" {
+            return self.look_again().await;
+        }
+        let actor = &told["Actor"];
+        if actor["ID"].as_str().or(told["id"].as_str()) != Some(self.current.as_str()) {
+            return Ok(());
+        }
+        let attribute = |key: &str| actor["Attributes"][key].as_str().unwrap_or_default();
+        match action {
             "start" => {
                 self.asked = false;
                 self.ready.push_back(SandboxEvent::Started);
             }
-            "kill" => {
-                let signal = attributes["signal"].as_str().unwrap_or_default();
-                self.asked |= ENDING.contains(&signal);
-            }
+            "kill" => self.asked |= ENDING.contains(&attribute("signal")),
             "die" => {
-                let code = attributes["exitCode"].as_str().and_then(|code| code.parse().ok());
-                let (code, asked) = (code.unwrap_or(-1), std::mem::take(&mut self.asked));
+                let code = attribute("exitCode").parse().unwrap_or(-1);
+                let asked = std::mem::take(&mut self.asked);
                 self.ready.push_back(SandboxEvent::Ended { code, asked });
             }
-            // A rollback puts another container in its place.
-            "destroy" => match self.host.find(self.sandbox).await? {
-                Some(_) => {
-                    // What happened to the new one meanwhile is told too.
-                    let since = told["timeNano"].as_u64().map(moment);
-                    self.body = self.host.listen(self.sandbox, since).await?;
-                    self.bytes.clear();
+            "destroy" => {
+                self.look_again().await?;
+                if actor["ID"] == self.current.as_str() {
+                    self.ready.push_back(SandboxEvent::Removed);
                 }
-                None => self.ready.push_back(SandboxEvent::Removed),
-            },
+            }
             _ => {}
+        }
+        Ok(())
+    }
+
+    /// A rollback puts another container in the place of one; what was there before is not it.
+    async fn look_again(&mut self) -> DriverResult<()> {
+        let found = self.host.find(self.sandbox).await?;
+        if let Some(found) = found.filter(|found| !found.name().starts_with(PREVIOUS))
+            && found.id() != self.current
+        {
+            self.asked = false;
+            found.id().clone_into(&mut self.current);
         }
         Ok(())
     }
@@ -130,12 +148,6 @@ impl Listening {
             }
         }
     }
-}
-
-/// As an engine reads it.
-fn moment(nanoseconds: u64) -> String {
-    const SECOND: u64 = 1_000_000_000;
-    format!("{}.{:09}", nanoseconds / SECOND, nanoseconds % SECOND)
 }
 
 fn broken(err: io::Error) -> DriverError {
