@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use forkpoint_core::{
     Timestamp,
     driver::{
-        Adopted, Artifact, Capabilities, Claimed, Driver, EventStream, NativeState, DriverResult, FileDiff, FileState,
-        FileTree, Finding, PieceName, Sandbox, SandboxStatus, SandboxUsage, SnapshotKind,
+        Adopted, Artifact, Capabilities, Claimed, Driver, DriverResult, EventStream, FileDiff, FileState,
+        FileTree, Finding, NativeState, PieceName, Sandbox, SandboxStatus, SandboxUsage, SnapshotKind,
     },
     id::{SandboxId, SnapshotId},
     part::Part,
@@ -58,17 +58,21 @@ use sandbox::DockerSandbox;
 
 const DRIVER: &str = "docker";
 
+const LAYERS_MAX: usize = 100;
+
 /// Where the engine is, and where we keep what it cannot.
 #[derive(Clone, Debug)]
 pub struct DockerConfig {
     pub endpoint: Endpoint,
     /// Made at the first use.
     pub dir: PathBuf,
+    /// How many layers an image may have before ours become one. An engine mounts about 125.
+    pub layers_max: usize,
 }
 
 impl DockerConfig {
     pub fn new(endpoint: Endpoint, dir: impl Into<PathBuf>) -> Self {
-        Self { endpoint, dir: dir.into() }
+        Self { endpoint, dir: dir.into(), layers_max: LAYERS_MAX }
     }
 }
 

@@ -19,7 +19,14 @@ use tempfile::TempDir;
 
 mod archives;
 mod exchange;
+mod faults;
+mod guard;
+mod kills;
+mod proxy;
+mod scene;
+mod space;
 mod volumes;
+mod whole;
 
 /// An engine, and a data directory that belongs to one test.
 struct Machine {
@@ -33,9 +40,47 @@ impl Machine {
         Self { engine, directory: TempDir::new().unwrap() }
     }
 
+    /// With an engine of its own, which can be killed.
+    fn own(directory: TempDir) -> Self {
+        let at = directory.path().join("engine");
+        std::fs::create_dir(&at).unwrap();
+        Self { engine: DockerEngine::own(&at), directory }
+    }
+
     fn docker(&self) -> DockerDriver {
+        self.docker_with(|_| ())
+    }
+
+    fn docker_with(&self, change: impl FnOnce(&mut DockerConfig)) -> DockerDriver {
         let endpoint = Endpoint::Unix(self.engine.socket());
-        DockerDriver::open(DockerConfig::new(endpoint, self.directory.path().join("docker"))).unwrap()
+        let mut config = DockerConfig::new(endpoint, self.directory.path().join("docker"));
+        change(&mut config);
+        DockerDriver::open(config).unwrap()
+    }
+
+    /// A driver that speaks to the same engine through another socket.
+    fn docker_through(&self, socket: &Path) -> DockerDriver {
+        self.docker_with(|config| config.endpoint = Endpoint::Unix(socket.to_owned()))
+    }
+
+    /// Whatever a test that failed left there.
+    fn clear(&self) {
+        let Ok(id) = std::fs::read_to_string(self.directory.path().join("docker/id")) else { return };
+        let filter = format!("label=forkpoint.data={id}");
+        let list = |args: &[&str]| {
+            let output = self.engine.command().args(args).args(["--filter", &filter]).output();
+            let listed = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+            listed.unwrap_or_default().split_whitespace().map(str::to_owned).collect::<Vec<_>>()
+        };
+        for (listed, remove) in [
+            (list(&["ps", "-aq"]), &["rm", "-fv"][..]),
+            (list(&["images", "-q"]), &["rmi", "-f"]),
+            (list(&["volume", "ls", "-q"]), &["volume", "rm", "-f"]),
+        ] {
+            for id in listed {
+                let _ = self.engine.command().args(remove).arg(id).output();
+            }
+        }
     }
 }
 
@@ -53,24 +98,8 @@ fn spec() -> SandboxSpec {
 }
 
 impl Drop for Machine {
-    /// Whatever a test that failed left there.
     fn drop(&mut self) {
-        let Ok(id) = std::fs::read_to_string(self.directory.path().join("docker/id")) else { return };
-        let filter = format!("label=forkpoint.data={id}");
-        let list = |args: &[&str]| {
-            let output = self.engine.command().args(args).args(["--filter", &filter]).output();
-            let listed = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
-            listed.unwrap_or_default().split_whitespace().map(str::to_owned).collect::<Vec<_>>()
-        };
-        for (listed, remove) in [
-            (list(&["ps", "-aq"]), &["rm", "-fv"][..]),
-            (list(&["images", "-q"]), &["rmi", "-f"]),
-            (list(&["volume", "ls", "-q"]), &["volume", "rm", "-f"]),
-        ] {
-            for id in listed {
-                let _ = self.engine.command().args(remove).arg(id).output();
-            }
-        }
+        self.clear();
     }
 }
 

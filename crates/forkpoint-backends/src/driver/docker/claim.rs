@@ -48,8 +48,7 @@ impl Host {
             self.tell_binds(sandbox, &container);
         }
         let volumes = volumes_of(&container);
-        let data =
-            Data { image, origin, inspect: container.0, hosts: None, resolv: None, hostname: None, volumes, processes: None };
+        let data = Data { volumes, ..Data::of_image(image, origin, container) };
         let artifact = self.claimed(snapshot, &data, theirs["Size"].as_u64().unwrap_or(0))?;
         Ok(Claimed { artifact, sandbox, spec })
     }

@@ -62,12 +62,6 @@ impl Container {
         }
     }
 
-    /// The engine's number of its first process.
-    pub(super) fn pid(&self) -> Option<i32> {
-        let pid = self.0["State"]["Pid"].as_i64().and_then(|pid| i32::try_from(pid).ok());
-        pid.filter(|&pid| pid > 0)
-    }
-
     pub(super) fn mounts(&self) -> &[Value] {
         self.0["Mounts"].as_array().map_or(&[], Vec::as_slice)
     }

@@ -45,6 +45,9 @@ const FRAME_MAX: usize = 16 << 20;
 const FIRST_LOOK: Duration = Duration::from_millis(5);
 const LAST_LOOK: Duration = Duration::from_millis(400);
 
+/// How often a process that is out of sight is looked for.
+const LOOKS_MAX: u32 = 4;
+
 impl Host {
     pub(super) async fn exec(
         self: &Arc<Self>,
@@ -161,10 +164,16 @@ impl Host {
             ended.send_replace(true);
         });
         let mut from_stdout = Buffered::new(from_stdout);
-        let running = self.await_running(&exec, streams_ended.clone()).await?;
-        if let Running::Refused = running {
-            let said = from_stdout.drain().await;
-            return Err(refused(command, &said));
+        let mut from_stderr = Buffered::new(from_stderr);
+        match self.await_running(&exec, &container, streams_ended.clone()).await? {
+            Running::Yes => {}
+            Running::Refused => return Err(refused(command, &from_stdout.drain().await)),
+            // The runtime says so in the command's place.
+            Running::Ended => {
+                if let Some(said) = from_stderr.peek().await.filter(|said| is_of_runtime(command, said)) {
+                    return Err(refused(command, &said));
+                }
+            }
         }
         if let Some(size) = command.tty {
             let _ = self.resize(&exec, size).await;
@@ -178,7 +187,7 @@ impl Host {
             tell.send_replace(Some(status.map_err(|err| err.to_string())));
         });
         let stdin = command.stdin.then(|| sink(writer));
-        let (stdout, stderr) = (from_stdout.stream(), Buffered::new(from_stderr).stream());
+        let (stdout, stderr) = (from_stdout.stream(), from_stderr.stream());
         Ok(Process { stdin, stdout, stderr, control: Box::new(control) })
     }
 
@@ -197,18 +206,28 @@ impl Host {
 
     /// Until the engine says that there is a process, or that there was one.
     async fn await_running(
-        &self,
+        self: &Arc<Self>,
         exec: &str,
+        container: &Container,
         mut ended: watch::Receiver<bool>,
     ) -> DriverResult<Running> {
-        let mut pause = FIRST_LOOK;
+        let (mut pause, mut looks) = (FIRST_LOOK, 0);
         loop {
             let told = self.inspect_exec(exec).await?;
             let has_pid = told["Pid"].as_i64().is_some_and(|pid| pid > 0);
-            let code = told["ExitCode"].as_i64();
-            if has_pid || told["Running"] != true && code.is_some() {
-                let never = !has_pid && matches!(code, Some(126 | 127));
-                return Ok(if never { Running::Refused } else { Running::Yes });
+            match told["ExitCode"].as_i64().filter(|_| told["Running"] != true) {
+                Some(126 | 127) if !has_pid => return Ok(Running::Refused),
+                Some(1) => return Ok(Running::Ended),
+                Some(_) => return Ok(Running::Yes),
+                None if has_pid => {
+                    let target = Target::new(Arc::clone(self), container, &told);
+                    looks += 1;
+                    // Its number may mean nothing here, as to one who is in a container too.
+                    if target.became_itself() || looks > LOOKS_MAX {
+                        return Ok(Running::Yes);
+                    }
+                }
+                None => {}
             }
             if *ended.borrow() {
                 // The engine forgets what never ran.
@@ -236,6 +255,8 @@ impl Host {
 enum Running {
     Yes,
     Refused,
+    /// At once, in a way in which a runtime ends too.
+    Ended,
 }
 
 fn text(bytes: &[u8], what: &str) -> DriverResult<String> {
@@ -243,6 +264,15 @@ fn text(bytes: &[u8], what: &str) -> DriverResult<String> {
         Ok(text) => Ok(text.to_owned()),
         Err(_) => invalid(format!("a {what} of the command is not UTF-8, which its API cannot say")),
     }
+}
+
+/// As in `exec /data/garbage: exec format error`.
+fn is_of_runtime(command: &Command, said: &str) -> bool {
+    let program = command.argv.first().map(|word| word.to_string_lossy().into_owned());
+    said.lines().count() == 1
+        && said.strip_prefix("exec ").is_some_and(|rest| {
+            program.is_some_and(|program| rest.contains(&program)) && rest.contains(": exec format error")
+        })
 }
 
 /// What the runtime says of a command that it could not start.
@@ -308,12 +338,19 @@ impl Pump {
 
 /// One of the streams, and what of it was read to learn whether the command ran.
 struct Buffered {
+    early: Option<Bytes>,
     from: mpsc::Receiver<Bytes>,
 }
 
 impl Buffered {
     fn new(from: mpsc::Receiver<Bytes>) -> Self {
-        Self { from }
+        Self { early: None, from }
+    }
+
+    /// What it says first, which is said again later.
+    async fn peek(&mut self) -> Option<String> {
+        self.early = self.from.recv().await;
+        self.early.as_ref().map(|bytes| String::from_utf8_lossy(bytes).into_owned())
     }
 
     async fn drain(&mut self) -> String {
@@ -325,11 +362,11 @@ impl Buffered {
     }
 
     fn stream(self) -> ByteStream {
-        stream::unfold(self.from, |mut from| async move {
+        let rest = stream::unfold(self.from, |mut from| async move {
             let bytes = from.recv().await?;
             Some((Ok(bytes), from))
-        })
-        .boxed()
+        });
+        stream::iter(self.early.map(Ok)).chain(rest).boxed()
     }
 }
 

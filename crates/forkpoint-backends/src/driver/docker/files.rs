@@ -40,7 +40,6 @@ const IS_ODD: u64 = 1 << 26 | 1 << 25 | 1 << 24 | 1 << 21 | 1 << 19;
 #[derive(Clone, Debug)]
 pub(super) struct Stat {
     bits: u64,
-    len_bytes: u64,
     /// Where a link leads in the end, from the root.
     target: PathBuf,
 }
@@ -84,7 +83,6 @@ impl Host {
         let told: Value = serde_json::from_slice(&told).unwrap_or_default();
         Ok(Some(Stat {
             bits: told["mode"].as_u64().unwrap_or_default(),
-            len_bytes: told["size"].as_u64().unwrap_or_default(),
             target: told["linkTarget"].as_str().unwrap_or_default().into(),
         }))
     }

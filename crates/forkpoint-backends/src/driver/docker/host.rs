@@ -26,6 +26,7 @@ use crate::layer::{self, LayerError, LayerStore};
 #[derive(Debug)]
 pub(super) struct Host {
     pub(super) engine: Engine,
+    pub(super) layers_max: usize,
     directory: PathBuf,
     data: OnceLock<DataId>,
     store: OnceLock<LayerStore>,
@@ -36,6 +37,7 @@ impl Host {
     pub(super) fn new(config: DockerConfig) -> Self {
         Self {
             engine: Engine::new(config.endpoint),
+            layers_max: config.layers_max,
             directory: config.dir,
             data: OnceLock::new(),
             store: OnceLock::new(),

@@ -146,7 +146,6 @@ impl Request {
 /// The beginning of an answer; the rest is read as it is wanted.
 #[derive(Debug)]
 pub(super) struct Answer {
-    pub(super) status: u16,
     headers: Vec<(String, String)>,
     pub(super) body: Body,
 }
@@ -195,7 +194,7 @@ impl Client {
             return self.refused(head, rest, wire, has_body).await;
         }
         let framing = head.framing(has_body, upgrade);
-        Ok(Answer { status: head.status, headers: head.headers, body: Body::new(wire, rest, framing) })
+        Ok(Answer { headers: head.headers, body: Body::new(wire, rest, framing) })
     }
 
     async fn refused(

@@ -3,7 +3,7 @@
 //! On this machine they go to the process that the engine names, once it was seen to be in the
 //! container.
 
-use std::{fs, sync::Arc};
+use std::{fs, path::Path, sync::Arc};
 
 use forkpoint_core::driver::{DriverError, DriverResult};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
@@ -42,6 +42,18 @@ impl Target {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
             Err(err) => Err(failure(err.into())),
         }
+    }
+
+    /// Whether it is the command, and no longer the runtime that is about to become it. True where that
+    /// cannot be seen.
+    pub(super) fn became_itself(&self) -> bool {
+        let Some(pid) = self.pid else { return false };
+        if !self.is_here(pid) {
+            // Gone, or never here: if it is gone, the engine says so in a moment.
+            return !self.host.engine.endpoint().is_near() || Path::new(&format!("/proc/{pid}")).exists();
+        }
+        let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+        !name.is_empty() && !name.starts_with("runc:[")
     }
 
     /// Whether the engine's number names a process of this container for us too.

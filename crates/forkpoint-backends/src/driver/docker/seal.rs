@@ -28,9 +28,6 @@ use crate::{
 
 pub(super) const VERSION: u32 = 1;
 
-/// An engine mounts no more than about 125 layers. Before that, ours become one.
-const LAYERS_MAX: usize = 100;
-
 /// Up to this, what changed goes through our own hands however much there is beside it.
 const SMALL: u64 = 16 << 20;
 
@@ -66,6 +63,20 @@ impl Data {
             )));
         }
         serde_json::from_value(artifact.data.clone()).map_err(|err| damaged(err.to_string()))
+    }
+
+    /// Of an image that came without anything else.
+    pub(super) fn of_image(image: String, origin: usize, inspect: Container) -> Self {
+        Self {
+            image,
+            origin,
+            inspect: inspect.0,
+            hosts: None,
+            resolv: None,
+            hostname: None,
+            volumes: Vec::new(),
+            processes: None,
+        }
     }
 
     pub(super) fn layers(&self) -> Vec<LayerName> {
@@ -198,13 +209,13 @@ impl Host {
             let image = self.commit(container, marked).await?;
             return self.measured(container, image, None).await;
         };
-        if origin + near.graph.lowers.len().saturating_sub(origin) >= LAYERS_MAX {
+        if near.graph.lowers.len() >= self.layers_max.max(origin + 2) {
             return self.flattened(sandbox, container, &near, origin, marked).await;
         }
         if let Some((below, manifest)) = self.last_sealed(earlier).await? {
             let state = describe(&near, Some(&manifest)).await?;
             let worth = state.changed_bytes <= SMALL || state.changed_bytes * 3 < state.len_bytes;
-            if worth && layers_of(&below) < LAYERS_MAX {
+            if worth && layers_of(&below) < self.layers_max {
                 return self.incremental(container, &near, &below, manifest, marked, state).await;
             }
         }
@@ -384,14 +395,11 @@ impl Host {
         let own_bytes = pieces.iter().map(|piece| piece.bytes).sum();
         let (hosts, resolv, hostname) = self.edited(&container);
         let data = Data {
-            image: made.image,
-            origin,
-            inspect: container.0,
             hosts,
             resolv,
             hostname,
             volumes,
-            processes: None,
+            ..Data::of_image(made.image, origin, container)
         };
         let data = serde_json::to_value(data)
             .map_err(|err| DriverError::Damaged { snapshot, reason: err.to_string() })?;
