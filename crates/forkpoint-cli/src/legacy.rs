@@ -20,6 +20,9 @@ use serde_json::{Map, Value};
 /// More than any of its documents has; an inspection of a container is some kilobytes.
 const MAX_BYTES: u64 = 16 << 20;
 
+/// An odd number without a pattern.
+const MIXER: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
+
 /// Labels of ours beside theirs.
 const MAX_LABELS: usize = 48;
 const ID_LABEL: &str = "legacy.snapshot";
@@ -246,7 +249,8 @@ impl Legacy {
 
     /// Follows from its own id and time: taking it over twice is taking it over once.
     pub(crate) fn id(&self) -> SnapshotId {
-        SnapshotId::new(self.created, self.uuid)
+        // Every bit of it counts in those that an id has room for.
+        SnapshotId::new(self.created, self.uuid.wrapping_mul(MIXER) >> 48)
     }
 
     pub(crate) fn name(&self) -> Name {

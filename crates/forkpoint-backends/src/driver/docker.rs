@@ -32,6 +32,7 @@ mod engine;
 mod etc;
 mod events;
 mod exact;
+mod examine;
 mod exec;
 mod files;
 mod findings;
@@ -74,6 +75,11 @@ impl DockerConfig {
     pub fn new(endpoint: Endpoint, dir: impl Into<PathBuf>) -> Self {
         Self { endpoint, dir: dir.into(), layers_max: LAYERS_MAX }
     }
+}
+
+/// What the engine can do for the driver, one thing each.
+pub async fn examine(config: &DockerConfig) -> Vec<super::local::Check> {
+    examine::examine(config).await
 }
 
 #[derive(Clone, Debug)]

@@ -43,7 +43,7 @@ Examples:
   forkpoint doctor --json | jq '.checks[] | select(.verdict == \"no\")'
 
 JSON: {\"driver\", \"works\", \"data_dir\", \"checks\": [{\"name\", \"verdict\": \"yes|limited|no\",
-\"detail\", \"way_out\"}]}";
+\"detail\", \"way_out\"}], \"docker\": {\"works\", \"checks\"}}; \"checks\" are those of driver `local`";
 
 pub(super) const RUN: &str = "\
 The exit code is the command's own. Signals go on to the command. The sandbox stays afterwards,

@@ -118,6 +118,15 @@ fn an_index_that_is_being_rewritten_stops_nothing() {
 }
 
 #[test]
+fn ids_that_differ_in_a_digit_stay_apart() {
+    let ids: BTreeSet<_> = (0..16)
+        .flat_map(|digit| [format!("{digit:x}{}", &ID[1..]), format!("{}{digit:x}", &ID[..35])])
+        .map(|id| parse(&id, document(&id).to_string().as_bytes()).unwrap().id())
+        .collect();
+    assert_eq!(ids.len(), 31, "one of each sixteen is the same");
+}
+
+#[test]
 fn a_circle_of_parents_is_cut() {
     let one = read_one(&with(&json!({"parent_snapshot_id": CHILD}))).unwrap();
     let mut other = document(CHILD);

@@ -81,7 +81,12 @@ impl Inner {
             (Change::SnapshotImported { snapshot: snapshot.clone() }, snapshot)
         });
         match self.conclude(active, work).await.context(doing)? {
-            Some(record) => Ok(ClaimOutcome::Claimed(record)),
+            Some(record) => {
+                for notice in driver.notices(record.sandbox) {
+                    self.config.notices.tell(&format!("snapshot `{}`: {notice}", record.name));
+                }
+                Ok(ClaimOutcome::Claimed(record))
+            }
             None => Ok(ClaimOutcome::Known(Box::new(self.catalog.snapshot(request.id).await?))),
         }
     }

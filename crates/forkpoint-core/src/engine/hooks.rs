@@ -76,7 +76,7 @@ impl Notices {
         Self(Some(Arc::new(listener)))
     }
 
-    fn tell(&self, text: &str) {
+    pub(super) fn tell(&self, text: &str) {
         match &self.0 {
             Some(listener) => listener(text),
             None => tracing::warn!("{text}"),

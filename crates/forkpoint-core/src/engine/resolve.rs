@@ -14,7 +14,7 @@ use super::{FIRST_PAUSE, Inner};
 use crate::{
     catalog::{CatalogError, CatalogResult, SandboxRecord, SnapshotQuery, SnapshotRecord},
     driver::{Adopted, Driver, DriverError},
-    error::{Error, Result},
+    error::{Error, ErrorKind, Result},
     id::SandboxId,
     label::Labels,
 };
@@ -28,11 +28,13 @@ pub(super) struct Found {
     pub(super) record: SandboxRecord,
     /// Whether the catalog has that record; else only the platform has the sandbox.
     known: bool,
+    /// Why the platform could not be asked: enough to read, and nothing to begin with.
+    away: Option<String>,
 }
 
 impl Found {
     fn known(record: SandboxRecord) -> Self {
-        Self { record, known: true }
+        Self { record, known: true, away: None }
     }
 }
 
@@ -45,7 +47,10 @@ impl Inner {
 
     /// Has the catalog know it from now on.
     pub(super) async fn enlist(&self, found: Found) -> Result<SandboxRecord> {
-        let Found { record, known } = found;
+        let Found { record, known, away } = found;
+        if let Some(reason) = away {
+            return Err(Error::new(ErrorKind::Unavailable, reason));
+        }
         if known {
             return Ok(record);
         }
@@ -93,16 +98,29 @@ impl Inner {
         if !driver.capabilities().adopt || is_plain(&known, name, told) {
             return Ok(Found::known(known?));
         }
-        let native = match (native(driver.as_ref(), name).await, &known) {
-            (Ok(native), _) => native,
+        match (native(driver.as_ref(), name).await, known) {
+            (Ok(native), known) => self.choose(driver.name(), name, known, native).await,
             // What the catalog knows can still be read while the platform is away.
-            (Err(_), Ok(_)) => None,
-            (Err(err), Err(_)) => return Err(err.into()),
-        };
+            (Err(err), Ok(record)) => {
+                let away = Some(Error::from(err).chain().to_string());
+                Ok(Found { record, known: true, away })
+            }
+            (Err(err), Err(_)) => Err(err.into()),
+        }
+    }
+
+    /// Of what the catalog has under a name and what the platform has.
+    async fn choose(
+        &self,
+        driver: &str,
+        name: &str,
+        known: CatalogResult<SandboxRecord>,
+        native: Option<Adopted>,
+    ) -> Result<Found> {
         // A prefix of the platform's ids is no reason to take one for another that has the name.
         let meant = |native: &Adopted| known.is_err() || native.native_name == name;
         match native.filter(meant) {
-            Some(native) => self.of_native(driver.name(), native).await,
+            Some(native) => self.of_native(driver, native).await,
             None => Ok(Found::known(known?)),
         }
     }
@@ -110,7 +128,8 @@ impl Inner {
     async fn of_native(&self, driver: &str, native: Adopted) -> Result<Found> {
         match self.catalog.sandbox(native.id).await {
             Err(CatalogError::SandboxMissing { .. }) => {
-                Ok(Found { record: self.stranger(driver, native), known: false })
+                let record = self.stranger(driver, native);
+                Ok(Found { record, known: false, away: None })
             }
             known => Ok(Found::known(known?)),
         }

@@ -66,6 +66,11 @@ impl Host {
         if let Some(reason) = refusal_of(container) {
             return Ok(Some(reason));
         }
+        self.engine_refusal().await
+    }
+
+    /// The same, of any container.
+    pub(super) async fn engine_refusal(&self) -> DriverResult<Option<String>> {
         let info = self.info().await?;
         let facts = self.engine.facts().await.map_err(failed("ask what the engine can"))?;
         let is_podman = facts.is_podman;

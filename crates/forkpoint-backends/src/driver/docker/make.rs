@@ -117,7 +117,12 @@ impl Host {
         let now = &container.0["NetworkSettings"]["Ports"];
         for (key, _, wanted) in asked {
             let given = now[key.as_str()].as_array().into_iter().flatten();
-            let given: Vec<&str> = given.filter_map(|one| one["HostPort"].as_str()).collect();
+            // An address of the other kind may have got by chance what was asked for.
+            let plain = |one: &&Value| !one["HostIp"].as_str().is_some_and(|ip| ip.contains(':'));
+            let (first, others): (Vec<_>, Vec<_>) = given.partition(plain);
+            let given = if first.is_empty() { others } else { first };
+            let given = given.into_iter().filter_map(|one| one["HostPort"].as_str());
+            let given: Vec<&str> = given.collect();
             if !given.is_empty() && !given.contains(&wanted.to_string().as_str()) {
                 let text = format!(
                     "port {wanted} of the host is taken: {key} is published as {}",
