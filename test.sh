@@ -36,9 +36,12 @@ package cc gcc # SQLite is compiled from its C source
 package mkfs.ext4 e2fsprogs # small disks, to fill them
 package mkfs.xfs xfsprogs # a disk with reflinks
 package dockerd docker.io # images of a real Docker
+package busybox busybox-static # one program that is a whole image
 package debootstrap debootstrap # a system in a directory, as a template
 package git git # a repository to work on
 package python3 python3-minimal # makes odd files and odd system calls inside sandboxes
+[ -x "$tools/bin/criu" ] || step "installing criu"
+tools/install-criu.sh "$tools" # processes of containers, frozen
 cargo_tool cargo-nextest cargo-nextest
 cargo_tool cargo-deny cargo-deny
 

@@ -11,6 +11,7 @@ use crate::{
 };
 
 mod command_line;
+mod containers;
 mod daily;
 mod lives;
 mod memory;
@@ -28,7 +29,7 @@ pub struct Bench<'a> {
 
 pub type Case = (&'static str, fn(&Bench<'_>) -> Vec<Row>);
 
-pub const ALL: [Case; 16] = [
+pub const ALL: [Case; 19] = [
     ("exec", lives::exec),
     ("create", lives::create),
     ("quiet", lives::create_after_quiet),
@@ -45,6 +46,9 @@ pub const ALL: [Case; 16] = [
     ("log", daily::log),
     ("workspace", daily::workspace),
     ("image", templates::unpack),
+    ("docker-commit", containers::beside_commit),
+    ("docker-volume", containers::volume),
+    ("docker-space", containers::space),
 ];
 
 impl Bench<'_> {

@@ -5,6 +5,7 @@
 
 pub mod apart;
 pub mod cases;
+pub mod containers;
 pub mod figures;
 pub mod options;
 pub mod peers;

@@ -163,6 +163,23 @@ impl Docker {
         Self::timed(command.args(["/bin/sleep", "100000"]))
     }
 
+    /// The same with a volume of its own.
+    pub fn run_with_volume(&self, at: &str) -> String {
+        let mut command = self.command();
+        command.args(["run", "-d", "--network", "none", "--label", LABEL, "-v", at, &self.image]);
+        Self::timed(command.args(["/bin/sleep", "100000"])).1
+    }
+
+    pub fn remove_with_volumes(&self, id: &str) {
+        Self::timed(self.command().args(["rm", "-f", "-v", id]));
+    }
+
+    /// Where the daemon listens, if that is here.
+    #[must_use]
+    pub fn socket(&self) -> Option<PathBuf> {
+        self.host.strip_prefix("unix://").map(PathBuf::from)
+    }
+
     pub fn exec(&self, id: &str) -> Duration {
         Self::timed(self.command().args(["exec", id, "/bin/true"])).0
     }

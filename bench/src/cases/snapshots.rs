@@ -40,7 +40,7 @@ fn files_again(count: u32) -> String {
 }
 
 /// So many MB in 100 files.
-fn data(megabytes: u32) -> String {
+pub(super) fn data(megabytes: u32) -> String {
     let kilobytes = megabytes * 10;
     format!(
         "mkdir -p /root/b; i=0; while [ $i -lt 100 ]; do \

@@ -1,4 +1,6 @@
 //! Drivers: what runs sandboxes.
 
+#[cfg(feature = "docker")]
+pub mod docker;
 #[cfg(feature = "local")]
 pub mod local;

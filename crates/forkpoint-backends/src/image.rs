@@ -24,7 +24,7 @@ mod read;
 mod registry;
 mod source;
 mod store;
-mod tar;
+pub(crate) mod tar;
 mod unpack;
 
 #[cfg(test)]
@@ -38,6 +38,7 @@ pub use progress::Progress;
 pub use source::ImageSource;
 pub(crate) use store::{ImageStore, LayerNote};
 pub use unpack::Unpacked;
+pub(crate) use unpack::unpack_tree;
 
 /// An image whose layers are there.
 #[derive(Clone, Debug)]

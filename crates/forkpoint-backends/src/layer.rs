@@ -29,20 +29,30 @@ mod pin;
 mod plan;
 mod record;
 mod replace;
+mod share;
 mod stage;
 mod store;
 mod trash;
 mod tree;
 mod unchanged;
 mod view;
+mod whole;
 
-use std::path::{Path, PathBuf};
+use std::{
+    ffi::CString,
+    io,
+    os::fd::BorrowedFd,
+    path::{Path, PathBuf},
+};
 
-pub use capture::CaptureSpec;
+pub(crate) use attributes::{OF_THE_MACHINE, all_attributes};
+pub use capture::{CaptureSpec, UpperState, describe_upper};
 pub use changed::{Moment, changed_since};
 pub(crate) use copy::copy_bytes;
+pub(crate) use cursor::open_directory as open_child;
 pub(crate) use diff::same_bytes;
 pub use diff::{DiffSpec, ViewChange, ViewDiff, diff};
+pub(crate) use dress::dress;
 pub(crate) use error::Fault;
 pub use error::{LayerError, LayerResult};
 pub use flatten::Below;
@@ -53,19 +63,30 @@ pub use name::LayerName;
 pub use record::{LayerRecord, LayerSize};
 pub(crate) use replace::replace;
 pub use stage::{PromisedLayer, Stage};
+pub(crate) use store::open_path;
 pub use store::{LayerStore, SweepStats};
 pub use trash::{Leftover, ReapStats};
 pub(crate) use trash::{empty_trash, remove_tree};
 pub use view::{LayerView, ViewFacts, ViewLevel, ViewMount};
+pub use whole::{Whole, WholeSpec, describe_tree};
 
 /// A file name that nobody else comes up with.
 pub(crate) fn unique_name(what: &str) -> String {
     store::unique(what).to_string_lossy().into_owned()
 }
 
+/// Every name in a directory but `.` and `..`.
+pub(crate) fn list_names(directory: BorrowedFd<'_>) -> io::Result<Vec<CString>> {
+    match cursor::names(directory) {
+        Ok(names) => Ok(names.into_iter().map(|(name, _)| name).collect()),
+        Err(Fault::Io { source, .. }) => Err(source),
+        Err(_) => Err(io::ErrorKind::InvalidData.into()),
+    }
+}
+
 /// Counts what lies below a directory, as a layer of it would.
 pub fn measure_tree(path: &Path) -> LayerResult<LayerSize> {
-    measure::measure(cursor::DirCursor::new(path.to_owned(), store::open_path(path)?, cursor::KEEP))
+    measure::measure(cursor::DirCursor::new(path.to_owned(), open_path(path)?, cursor::KEEP))
 }
 
 /// A layer that was complete when it was looked at.

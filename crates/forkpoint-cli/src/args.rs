@@ -7,6 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 mod apply;
 mod care;
 mod config;
+mod container;
 mod examples;
 mod look;
 pub(crate) mod place;
@@ -15,11 +16,13 @@ mod shell;
 mod snapshot;
 mod template;
 pub(crate) mod value;
+mod watch;
 mod workspace;
 
 pub(crate) use apply::ApplyArgs;
-pub(crate) use care::{PruneArgs, ValidateArgs};
+pub(crate) use care::{ImportLegacyArgs, PruneArgs, ValidateArgs};
 pub(crate) use config::{ConfigArgs, ConfigVerb};
+pub(crate) use container::ContainerArgs;
 pub(crate) use look::{CatArgs, CpArgs, DiffArgs, LsArgs};
 pub(crate) use run::{CreateArgs, ExecArgs, RunArgs, SandboxArgs, StreamArgs};
 pub(crate) use snapshot::{
@@ -27,6 +30,7 @@ pub(crate) use snapshot::{
     SnapshotArgs,
 };
 pub(crate) use template::{AddArgs, PromoteArgs, TemplateArgs, TemplateVerb};
+pub(crate) use watch::WatchArgs;
 
 pub(crate) use shell::{CompleteArgs, CompletionsArgs, ManArgs, Shell};
 
@@ -59,6 +63,7 @@ pub(crate) struct GlobalArgs {
         global = true,
         overrides_with = "data_dir",
         env = "FORKPOINT_DATA_DIR",
+        alias = "storage-path",
         hide_env_values = true,
         value_name = "DIR"
     )]
@@ -76,7 +81,7 @@ pub(crate) struct GlobalArgs {
     pub(crate) config: Option<PathBuf>,
 
     /// Print one JSON document on stdout; an error is a JSON object on stderr
-    #[arg(long, global = true)]
+    #[arg(long, global = true, alias = "json-output")]
     pub(crate) json: bool,
 
     /// Print results and errors only; `ps` and `list` print ids alone
@@ -212,8 +217,12 @@ pub(crate) enum Verb {
     #[command(after_help = examples::DELETE)]
     Delete(DeleteArgs),
 
+    /// Take snapshots every so often, and when a sandbox ends
+    #[command(after_help = examples::WATCH)]
+    Watch(WatchArgs),
+
     /// Delete what the limits no longer leave room for; tells the plan first
-    #[command(after_help = examples::PRUNE)]
+    #[command(after_help = examples::PRUNE, alias = "cleanup")]
     Prune(PruneArgs),
 
     /// How much there is, and what it occupies
@@ -223,6 +232,10 @@ pub(crate) enum Verb {
     /// Whether a sandbox can be snapshotted, and what would be left out
     #[command(after_help = examples::VALIDATE)]
     Validate(ValidateArgs),
+
+    /// Take over the snapshots of the older snapshot manager
+    #[command(after_help = examples::IMPORT_LEGACY)]
+    ImportLegacy(ImportLegacyArgs),
 
     /// What is configured, and where
     #[command(after_help = examples::CONFIG)]

@@ -27,6 +27,7 @@ mod drift;
 mod edit;
 mod exec;
 mod fork;
+mod import_legacy;
 mod list;
 mod log;
 mod ls;
@@ -41,6 +42,7 @@ mod snapshot;
 mod stats;
 mod template;
 mod validate;
+mod watch;
 
 /// How a command ended that did not fail.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -99,6 +101,8 @@ pub(crate) async fn perform(app: &App, verb: &Verb) -> Outcome {
         Verb::Edit(args) => edit::edit(app, args).await,
         Verb::Prune(args) => prune::prune(app, args).await,
         Verb::Stats => stats::stats(app).await,
+        Verb::Watch(args) => watch::watch(app, args).await,
+        Verb::ImportLegacy(args) => import_legacy::import(app, args).await,
         Verb::Validate(args) => validate::validate(app, args).await,
         Verb::Template(args) => template::template(app, args).await,
         // These bring their own data directory, or need none.

@@ -135,6 +135,21 @@ impl Config {
         }
     }
 
+    /// The driver that was asked for, else the default.
+    pub(crate) fn driver<'a>(&'a self, asked: Option<&'a str>) -> &'a str {
+        asked.or(self.settings.driver.as_deref()).unwrap_or(DEFAULT_DRIVER)
+    }
+
+    /// Whether this run is about a driver: by what is typed, or because it is the default.
+    pub(crate) fn wants(&self, driver: &str) -> bool {
+        let names = |word: &std::ffi::OsString| {
+            let word = word.to_string_lossy();
+            word == driver || word.starts_with(&format!("{driver}:"))
+        };
+        self.settings.driver.as_deref() == Some(driver)
+            || std::env::args_os().any(|word| names(&word))
+    }
+
     pub(crate) fn retention(&self) -> RetentionPolicy {
         let settings = &self.settings;
         let group = settings.keep_last_by.clone();

@@ -55,6 +55,8 @@ pub(crate) enum About {
     DataDir,
     /// A change of nothing.
     Edit,
+    /// A sandbox that was to be watched.
+    Watch(String),
     /// Limits that nobody set.
     Limits,
     /// What was decided beforehand.

@@ -74,7 +74,9 @@ fn about_config(kind: ErrorKind) -> Option<String> {
 
 async fn missing(engine: &Engine, about: &About) -> Option<String> {
     match about {
-        About::Sandbox(sandbox) | About::Full(sandbox) => missing_sandbox(engine, sandbox).await,
+        About::Sandbox(sandbox) | About::Full(sandbox) | About::Watch(sandbox) => {
+            missing_sandbox(engine, sandbox).await
+        }
         About::Rollback(sandbox, to) => match engine.sandbox(sandbox).await {
             Err(_) => missing_sandbox(engine, sandbox).await,
             Ok(_) => match to {
@@ -118,6 +120,11 @@ async fn missing_sandbox(engine: &Engine, sandbox: &str) -> Option<String> {
         // Something else is missing.
         Ok(_) => return None,
         Err(_) => {}
+    }
+    if let Some((driver, _)) = sandbox.split_once(':').filter(|(driver, _)| *driver == "docker") {
+        return Some(format!(
+            "`{driver} ps -a` lists the engine's containers, `forkpoint ps` those that are known here"
+        ));
     }
     let known = sandbox_names(engine).await;
     if known.is_empty() {
@@ -194,6 +201,9 @@ async fn about_state(engine: &Engine, about: &About) -> Option<String> {
 fn unsupported(about: &About) -> Option<String> {
     match about {
         About::Image => Some("get the image for this machine's architecture".to_owned()),
+        About::Watch(_) => Some(
+            "`--every 5m` takes snapshots by the clock, whatever the driver can tell".to_owned(),
+        ),
         About::Full(_) => {
             Some("without `--full` a snapshot keeps the files, and `forkpoint doctor` tells what this machine can do".to_owned())
         }

@@ -14,6 +14,7 @@ mod command;
 mod config;
 mod fail;
 mod hint;
+mod legacy;
 mod output;
 mod signal;
 mod terminal;
@@ -78,7 +79,10 @@ async fn run(cli: &Cli, out: Output) -> Exit {
         Verb::Completions(args) => command::completions::completions(&out, args),
         Verb::Man(args) => command::completions::man(&out, args),
         Verb::Complete(args) => Ok(command::complete::complete(&out, args, &cli.global).await),
-        Verb::Doctor => settled(cli).and_then(|(_, data)| command::doctor::doctor(&out, &data)),
+        Verb::Doctor => match settled(cli) {
+            Ok((config, data)) => command::doctor::doctor(&out, &config, &data).await,
+            Err(failure) => Err(failure),
+        },
         _ => return on_data(cli, out).await,
     };
     match outcome {

@@ -10,7 +10,10 @@ use std::{
 
 use forkpoint_backends::{
     catalog::SqliteCatalog,
-    driver::local::{LocalConfig, LocalDriver, Templates},
+    driver::{
+        docker::{DockerConfig, DockerDriver, Endpoint},
+        local::{LocalConfig, LocalDriver, Templates},
+    },
     environment::SystemEnvironment,
 };
 use forkpoint_core::{Engine, EngineConfig, Error, ErrorKind, driver::Driver, engine::Notices};
@@ -24,6 +27,9 @@ use crate::{
 
 /// Whose sandboxes a name without a driver in front means.
 pub(crate) const DEFAULT_DRIVER: &str = "local";
+
+/// Whose sandboxes are containers.
+pub(crate) const DOCKER: &str = "docker";
 
 const SYSTEM_DIR: &str = "/var/lib/forkpoint";
 
@@ -58,18 +64,25 @@ pub(crate) async fn open(
         driver.warm_up();
     }
     let templates = driver.templates();
-    let driver: Arc<dyn Driver> = Arc::new(driver);
+    let mut drivers: Vec<Arc<dyn Driver>> = vec![Arc::new(driver)];
+    match docker(data) {
+        // Opening it does not talk to an engine: whoever needs none does not notice.
+        Ok(config) => drivers.push(Arc::new(DockerDriver::open(config)?)),
+        Err(err) if config.wants(DOCKER) => return Err(err),
+        Err(err) => out.detail(format!("containers have to wait: {}", err.chain())),
+    }
     let catalog = SqliteCatalog::open_here(data.join("catalog.db"))?;
     let environment = Arc::new(SystemEnvironment::new(Handle::current()));
     let listener = *out;
     let notices = Notices::to(move |text| listener.warn(text));
     let config = EngineConfig { notices, ..config.engine() };
-    if config.default_driver != driver.name() {
-        let (wanted, known) = (&config.default_driver, driver.name());
-        let message = format!("there is no driver `{wanted}` here, only `{known}`");
+    if !drivers.iter().any(|driver| driver.name() == config.default_driver) {
+        let wanted = &config.default_driver;
+        let message =
+            format!("there is no driver `{wanted}` here, only `{DEFAULT_DRIVER}` and `{DOCKER}`");
         return Err(Error::new(ErrorKind::Unsupported, message));
     }
-    let engine = Engine::new([driver], Arc::new(catalog), environment, config)?;
+    let engine = Engine::new(drivers, Arc::new(catalog), environment, config)?;
     recover(&engine, out).await;
     expire(&engine, out).await;
     Ok(Opened { engine, templates })
@@ -77,6 +90,13 @@ pub(crate) async fn open(
 
 pub(crate) fn local(data: &Path) -> LocalConfig {
     LocalConfig::new(data.join("local"))
+}
+
+/// Where the engine is, as the docker command would find it.
+pub(crate) fn docker(data: &Path) -> Result<DockerConfig, Error> {
+    let found = Endpoint::find(|name| std::env::var(name).ok());
+    let endpoint = found.map_err(|err| Error::invalid(err.to_string()))?;
+    Ok(DockerConfig::new(endpoint, data.join("docker")))
 }
 
 /// Whatever cannot be cleared up now is tried again at the next start: no reason to refuse work.

@@ -17,11 +17,15 @@ use crate::{
 };
 
 mod error;
+mod event;
+mod native;
 mod process;
 mod tree;
 mod workspace;
 
 pub use error::{DriverError, DriverResult};
+pub use event::{EventStream, SandboxEvent};
+pub use native::{Claimed, NativeState};
 pub use process::{ByteSink, Command, ExitStatus, Leaves, Process, ProcessControl, TtySize};
 pub use tree::{
     ChangeKind, FileChange, FileDiff, FileFacts, FileKind, FileState, FileTree, NewEntry,
@@ -38,6 +42,19 @@ pub trait Driver: fmt::Debug + Send + Sync {
 
     /// Read before an operation starts, so that none fails half-way for want of one.
     fn capabilities(&self) -> Capabilities;
+
+    /// Whether a snapshot of this kind can be taken of this sandbox, as far as can be told before
+    /// anything happens. One that cannot is refused with the reason:
+    /// [`DriverError::KindUnavailable`].
+    async fn can_seal(&self, _id: SandboxId, _kind: SnapshotKind) -> DriverResult<()> {
+        Ok(())
+    }
+
+    /// What was done otherwise than it was asked, for whoever asked: a port that was taken, and
+    /// the one that was given. Each is told once, after the call that it is about.
+    fn notices(&self, _about: SandboxId) -> Vec<String> {
+        Vec::new()
+    }
 
     /// Fills in what a spec leaves to its template: environment, directory, user. A template that
     /// says where to get something is got, and replaced by a name that stays. Asked before anything
@@ -165,6 +182,21 @@ pub trait Driver: fmt::Debug + Send + Sync {
         under: &[SandboxPath],
     ) -> DriverResult<FileDiff>;
 
+    /// What happens to a sandbox from now on, until whoever listens goes away. An error ends it:
+    /// what happened since is not known.
+    async fn events(&self, _id: SandboxId) -> DriverResult<EventStream> {
+        let (driver, operation) = (self.name(), "tell what happens to a sandbox");
+        Err(DriverError::Unsupported { driver, operation })
+    }
+
+    /// Makes an artifact for `snapshot` of something that the platform has, and that somebody else
+    /// made as a snapshot. It stays theirs: discarding its pieces frees nothing of theirs. Undone by
+    /// [`Driver::unseal`].
+    async fn claim(&self, _snapshot: SnapshotId, _what: &NativeState) -> DriverResult<Claimed> {
+        let (driver, operation) = (self.name(), "take over what others made");
+        Err(DriverError::Unsupported { driver, operation })
+    }
+
     async fn export(&self, artifact: &Artifact) -> DriverResult<Vec<Part>>;
 
     /// Makes an artifact for `snapshot`. A part in a format outside [`Capabilities::imports`] is an
@@ -231,6 +263,9 @@ pub struct Capabilities {
     pub stop: bool,
     /// [`Driver::pause`] and [`Driver::resume`].
     pub pause: bool,
+    /// Whether it has networks, volumes, ports and names of its own, and so looks at
+    /// [`SandboxSpec::attachments`]. Where it has not, only the default is let through to it.
+    pub attachments: bool,
     /// Formats of the parts that `export` makes.
     pub exports: Vec<PartFormat>,
     /// Formats of the parts that `import` takes.

@@ -30,6 +30,7 @@ use crate::{
 };
 
 mod chores;
+mod claim;
 mod compare;
 mod create;
 mod delete;
@@ -46,8 +47,10 @@ mod rollback;
 mod running;
 mod snapshot;
 mod switch;
+mod watch;
 mod workspace;
 
+pub use claim::{ClaimOutcome, ClaimRequest};
 pub use compare::{CompareRequest, Comparison};
 pub use create::{AdoptRequest, CreateRequest};
 pub use delete::SnapshotEdit;
@@ -60,6 +63,7 @@ pub use read::{SandboxView, SnapshotView, Stats, Validation};
 pub use recover::RecoveryReport;
 pub use rollback::RollbackRequest;
 pub use snapshot::{SkipReason, SnapshotOutcome, SnapshotRequest, TakenSnapshot};
+pub use watch::{Turn, Watch, WatchRequest};
 
 use chores::{ChoreCount, Waiting, in_order};
 use recover::{Asker, Closed};

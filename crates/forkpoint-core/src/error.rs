@@ -146,9 +146,9 @@ impl From<DriverError> for Error {
             DriverError::Template(err) => err.kind(),
             DriverError::Invalid { .. } | DriverError::CommandRefused { .. } => ErrorKind::Invalid,
             DriverError::Foreign { .. } => ErrorKind::Denied,
-            DriverError::Unsupported { .. } | DriverError::LimitUnavailable { .. } => {
-                ErrorKind::Unsupported
-            }
+            DriverError::Unsupported { .. }
+            | DriverError::KindUnavailable { .. }
+            | DriverError::LimitUnavailable { .. } => ErrorKind::Unsupported,
             DriverError::Unreachable { .. }
             | DriverError::Failed { .. }
             | DriverError::Io { .. } => ErrorKind::Unavailable,

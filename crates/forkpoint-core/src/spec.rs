@@ -6,8 +6,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{error::Error, path::SandboxPath};
 
+mod attachments;
 mod workspace;
 
+pub use attachments::{Attachments, Protocol, Publish, VolumeChoice};
 pub use workspace::{Workspace, WorkspaceMode};
 
 const MAX_TEMPLATE_BYTES: usize = 4096;
@@ -27,6 +29,9 @@ pub struct SandboxSpec {
     /// Directories of the host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub workspaces: Vec<Workspace>,
+    /// What only platforms with networks, volumes and ports of their own can give.
+    #[serde(default, skip_serializing_if = "Attachments::is_default")]
+    pub attachments: Attachments,
 }
 
 impl SandboxSpec {
@@ -40,6 +45,7 @@ impl SandboxSpec {
             network: Network::default(),
             resources: Resources::default(),
             workspaces: Vec::new(),
+            attachments: Attachments::default(),
         }
     }
 
@@ -62,6 +68,7 @@ impl SandboxSpec {
                 )));
             }
         }
+        self.attachments.check()?;
         workspace::check(&self.workspaces)
     }
 }

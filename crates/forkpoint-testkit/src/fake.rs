@@ -13,15 +13,16 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use forkpoint_core::{
     driver::{
-        Adopted, Artifact, Capabilities, Driver, DriverError, DriverResult, FileDiff, FileState,
-        FileTree, Finding, PieceName, Sandbox, SandboxState, SandboxStatus, SandboxUsage, Severity,
-        SnapshotKind,
+        Adopted, Artifact, Capabilities, Claimed, Driver, DriverError, DriverResult, EventStream,
+        FileDiff, FileState, FileTree, Finding, NativeState, PieceName, Sandbox, SandboxEvent,
+        SandboxState, SandboxStatus, SandboxUsage, Severity, SnapshotKind,
     },
     id::{SandboxId, SnapshotId},
     part::{Part, PartFormat},
     path::SandboxPath,
     spec::SandboxSpec,
 };
+use futures::{StreamExt as _, channel::mpsc};
 
 mod parts;
 mod process;
@@ -52,6 +53,24 @@ impl FakePlatform {
     /// Puts something there that is not ours.
     pub fn add_foreign(&self, native_name: &str, files: Files) -> SandboxId {
         self.state().add_foreign(native_name, files)
+    }
+
+    /// Puts a state there that others kept.
+    pub fn add_image(&self, native_name: &str, files: Files) {
+        self.state().images.insert(native_name.to_owned(), files);
+    }
+
+    /// States that others kept.
+    #[must_use]
+    pub fn images(&self) -> Vec<String> {
+        self.state().images.keys().cloned().collect()
+    }
+
+    /// Removes something of that name that is not ours, and puts another there.
+    pub fn replace_foreign(&self, native_name: &str, files: Files) -> SandboxId {
+        let mut state = self.state();
+        state.sandboxes.retain(|_, row| row.foreign.as_deref() != Some(native_name));
+        state.add_foreign(native_name, files)
     }
 
     /// What no driver should ever have been asked to do.
@@ -111,6 +130,22 @@ impl FakePlatform {
         piece.sealed_from.map(|(_, base)| base)
     }
 
+    /// Makes the next call of a driver have something to tell.
+    pub fn say(&self, notice: &str) {
+        self.state().notices.push(notice.to_owned());
+    }
+
+    /// Has whoever listens hear of it.
+    pub fn happen(&self, id: SandboxId, event: SandboxEvent) {
+        let listeners = &mut self.state().listeners;
+        listeners.retain(|(of, listener)| *of != id || listener.unbounded_send(Ok(event)).is_ok());
+    }
+
+    /// Goes away for whoever listens.
+    pub fn fall_silent(&self) {
+        self.state().listeners.clear();
+    }
+
     /// Makes it a platform that can do less.
     pub fn take_away(&self, what: fn(&mut Capabilities)) {
         self.state().take_away = Some(what);
@@ -164,6 +199,7 @@ impl Driver for FakeDriver {
             adopt: true,
             stop: true,
             pause: true,
+            attachments: true,
             exports: vec![PartFormat::tree()],
             imports: vec![PartFormat::tree()],
         };
@@ -171,6 +207,10 @@ impl Driver for FakeDriver {
             take_away(&mut capabilities);
         }
         capabilities
+    }
+
+    fn notices(&self, _about: SandboxId) -> Vec<String> {
+        std::mem::take(&mut self.state().notices)
     }
 
     async fn create(&self, id: SandboxId, spec: &SandboxSpec) -> DriverResult<Arc<dyn Sandbox>> {
@@ -286,6 +326,18 @@ impl Driver for FakeDriver {
         let mut state = self.state();
         let (from, to) = (state.files_in(from)?, state.files_in(to)?);
         Ok(tree::diff(from, to, under))
+    }
+
+    async fn events(&self, id: SandboxId) -> DriverResult<EventStream> {
+        let mut state = self.state();
+        state.sandbox(id)?;
+        let (listener, events) = mpsc::unbounded();
+        state.listeners.push((id, listener));
+        Ok(events.boxed())
+    }
+
+    async fn claim(&self, snapshot: SnapshotId, what: &NativeState) -> DriverResult<Claimed> {
+        self.state().claim(snapshot, what)
     }
 
     async fn export(&self, artifact: &Artifact) -> DriverResult<Vec<Part>> {

@@ -9,11 +9,13 @@
 //! - [`World`] puts these together; [`faults`] decides which call goes wrong, and how; [`harness`]
 //!   tries every fault on every operation.
 //! - [`conformance`] holds one suite for each trait.
+//! - [`docker`] has a real engine for tests, and ends it.
 
 #![forbid(unsafe_code)]
 
 mod catalog;
 pub mod conformance;
+pub mod docker;
 mod environment;
 mod fake;
 pub mod faults;

@@ -27,7 +27,7 @@ use forkpoint_core::{
 use serde::Serialize;
 
 mod caps;
-mod capture;
+pub(in crate::driver) mod capture;
 mod cgroup;
 mod client;
 mod connection;
@@ -44,11 +44,11 @@ mod prepare;
 mod process;
 mod record;
 mod root;
-mod sandbox;
+pub(in crate::driver) mod sandbox;
 mod seal;
 mod seccomp;
 mod spawner;
-mod spool;
+pub(in crate::driver) mod spool;
 mod sys;
 mod template;
 mod templates;
@@ -186,6 +186,7 @@ impl Driver for LocalDriver {
             adopt: false,
             stop: true,
             pause: true,
+            attachments: false,
             exports: Vec::new(),
             imports: Vec::new(),
         }

@@ -4,12 +4,14 @@
 //! entry says; what of it is believed is `unpack.rs`'s business. Every length is bounded before
 //! anything is allocated for it.
 
+pub(crate) mod write;
+
 use std::io::{self, BufRead, BufReader, Read, Seek};
 
 const BLOCK: usize = 512;
 
 /// Of a path, which is also what the kernel takes.
-pub(super) const PATH_MAX: usize = 4095;
+pub(crate) const PATH_MAX: usize = 4095;
 
 /// Of what stands before an entry: long names and PAX records.
 const EXTENSION_MAX: u64 = 1 << 20;
@@ -18,7 +20,7 @@ const EXTENSION_MAX: u64 = 1 << 20;
 const EXTENSIONS_MAX: usize = 8;
 
 #[derive(Debug, thiserror::Error)]
-pub(super) enum TarError {
+pub(crate) enum TarError {
     #[error("the archive ends in the middle of something")]
     CutShort,
     #[error("the archive is damaged: {0}")]
@@ -39,7 +41,7 @@ impl From<io::Error> for TarError {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum EntryKind {
+pub(crate) enum EntryKind {
     File,
     HardLink,
     Symlink,
@@ -50,33 +52,48 @@ pub(super) enum EntryKind {
 
 /// What an archive says of a thing in it. Nothing of it is checked but its form.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
-    pub(super) path: Vec<u8>,
-    pub(super) kind: EntryKind,
+pub(crate) struct Entry {
+    pub(crate) path: Vec<u8>,
+    pub(crate) kind: EntryKind,
     /// Where a link leads.
-    pub(super) link: Vec<u8>,
+    pub(crate) link: Vec<u8>,
     /// Of the content, which only a file has.
-    pub(super) len_bytes: u64,
-    pub(super) mode: u32,
-    pub(super) uid: u32,
-    pub(super) gid: u32,
+    pub(crate) len_bytes: u64,
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
     /// Seconds and nanoseconds.
-    pub(super) modified: (i64, u32),
-    pub(super) attributes: Vec<(Vec<u8>, Vec<u8>)>,
+    pub(crate) modified: (i64, u32),
+    pub(crate) attributes: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Of a device.
+    pub(crate) node: Option<Node>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Node {
+    pub(crate) block: bool,
+    pub(crate) major: u32,
+    pub(crate) minor: u32,
 }
 
 impl Entry {
-    pub(super) fn shown(&self) -> String {
+    pub(crate) fn new(path: Vec<u8>, kind: EntryKind) -> Self {
+        let (link, attributes) = (Vec::new(), Vec::new());
+        let (len_bytes, mode, uid, gid, modified) = (0, 0o644, 0, 0, (0, 0));
+        Self { path, kind, link, len_bytes, mode, uid, gid, modified, attributes, node: None }
+    }
+
+    pub(crate) fn shown(&self) -> String {
         shown(&self.path)
     }
 }
 
-pub(super) fn shown(path: &[u8]) -> String {
+pub(crate) fn shown(path: &[u8]) -> String {
     String::from_utf8_lossy(&path[..path.len().min(256)]).into_owned()
 }
 
 #[derive(Debug)]
-pub(super) struct TarReader<R> {
+pub(crate) struct TarReader<R> {
     input: R,
     /// Of the current entry's content, and of what fills its last block.
     content: u64,
@@ -99,17 +116,17 @@ struct Extension {
 }
 
 impl<R: BufRead> TarReader<R> {
-    pub(super) fn new(input: R) -> Self {
+    pub(crate) fn new(input: R) -> Self {
         Self { input, content: 0, padding: 0, position: 0 }
     }
 
     /// Where the content of the current entry begins.
-    pub(super) fn position(&self) -> u64 {
+    pub(crate) fn position(&self) -> u64 {
         self.position
     }
 
     /// The next entry, past what was not read of the one before.
-    pub(super) fn next(&mut self) -> Result<Option<Entry>, TarError> {
+    pub(crate) fn next(&mut self) -> Result<Option<Entry>, TarError> {
         self.skip_content()?;
         let mut extension = Extension::default();
         for _ in 0..=EXTENSIONS_MAX {
@@ -130,7 +147,7 @@ impl<R: BufRead> TarReader<R> {
     }
 
     /// What is there of the current entry's content; empty at its end.
-    pub(super) fn chunk(&mut self) -> Result<&[u8], TarError> {
+    pub(crate) fn chunk(&mut self) -> Result<&[u8], TarError> {
         if self.content == 0 {
             return Ok(&[]);
         }
@@ -142,14 +159,14 @@ impl<R: BufRead> TarReader<R> {
         Ok(&there[..len])
     }
 
-    pub(super) fn consume(&mut self, len: usize) {
+    pub(crate) fn consume(&mut self, len: usize) {
         self.input.consume(len);
         self.content -= len as u64;
         self.position += len as u64;
     }
 
     /// Reads to the end of everything, for those who count.
-    pub(super) fn drain(mut self) -> Result<(), TarError> {
+    pub(crate) fn drain(mut self) -> Result<(), TarError> {
         loop {
             let len = self.input.fill_buf()?.len();
             if len == 0 {
@@ -255,6 +272,14 @@ impl<R: BufRead> TarReader<R> {
                 None => (seconds(&header[136..148])?, 0),
             },
             attributes: extension.attributes,
+            node: match kind {
+                EntryKind::Device => Some(Node {
+                    block: header[156] == b'4',
+                    major: small(&header[329..337])?,
+                    minor: small(&header[337..345])?,
+                }),
+                _ => None,
+            },
             path,
         })
     }
@@ -262,7 +287,7 @@ impl<R: BufRead> TarReader<R> {
 
 impl<R: Read + Seek> TarReader<BufReader<R>> {
     /// Goes past the content without reading it.
-    pub(super) fn skip(&mut self) -> Result<(), TarError> {
+    pub(crate) fn skip(&mut self) -> Result<(), TarError> {
         let len = std::mem::take(&mut self.content) + std::mem::take(&mut self.padding);
         self.position += len;
         let by = i64::try_from(len).map_err(|_| TarError::CutShort)?;

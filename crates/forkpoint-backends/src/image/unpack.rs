@@ -12,14 +12,14 @@ use std::{
     collections::BTreeMap,
     ffi::CString,
     fs::File,
-    io::{self, BufRead, Write as _},
+    io::{self, BufRead, Seek as _, Write as _},
     os::fd::OwnedFd,
 };
 
 use rustix::{
     fs::{
-        AtFlags, FileType, Mode, OFlags, ResolveFlags, Timestamps, chmodat, linkat, mkdirat,
-        mknodat, openat, openat2, statat, symlinkat, unlinkat,
+        AtFlags, FileType, Mode, OFlags, ResolveFlags, Timestamps, chmodat, linkat, makedev,
+        mkdirat, mknodat, openat, openat2, statat, symlinkat, unlinkat,
     },
     io::Errno,
 };
@@ -58,6 +58,9 @@ pub struct Unpacked {
     #[serde(default)]
     pub attributes: u64,
 }
+
+/// So many zeros need not be written.
+const HOLE_MIN: usize = 4096;
 
 /// A directory's mode and times are set last: the one could lock us out, and the others change with
 /// every entry.
@@ -106,24 +109,56 @@ pub(super) fn unpack<R: BufRead>(
     owners: Owners,
     limits: Limits,
 ) -> ImageResult<Unpacked> {
-    let (directories, done) = (BTreeMap::new(), Unpacked::default());
-    let mut unpacker = Unpacker {
-        root,
-        what,
-        marks,
-        owners,
-        limits,
-        directories,
-        remembered: 0,
-        parent: None,
-        done,
-    };
+    let mut unpacker = Unpacker::new(what, root, marks, owners, limits);
     let mut archive = TarReader::new(archive);
     while let Some(entry) = archive.next().map_err(tar_error(what))? {
         unpacker.add(&entry, &mut archive)?;
     }
     archive.drain().map_err(tar_error(what))?;
     unpacker.finish()
+}
+
+/// Unpacks what an engine sends of a directory into an empty one, as it is. Every name in it begins
+/// with that of the directory, which is left out.
+pub(crate) fn unpack_tree<R: BufRead>(
+    archive: R,
+    what: &str,
+    root: OwnedFd,
+) -> ImageResult<Unpacked> {
+    let is_root = rustix::process::geteuid().is_root();
+    let owners = if is_root { Owners::Kept } else { Owners::Own };
+    let limits = Limits { entries: u64::MAX, ..Limits::default() };
+    let mut unpacker = Unpacker::new(what, root, Marks::Plain, owners, limits);
+    let mut archive = TarReader::new(archive);
+    while let Some(mut entry) = archive.next().map_err(tar_error(what))? {
+        entry.path = below_first(&entry.path);
+        if entry.kind == EntryKind::HardLink {
+            entry.link = below_first(&entry.link);
+        }
+        unpacker.add(&entry, &mut archive)?;
+    }
+    archive.drain().map_err(tar_error(what))?;
+    unpacker.finish()
+}
+
+/// The directory may be called `.` as well.
+fn below_first(path: &[u8]) -> Vec<u8> {
+    let mut parts = path.split(|byte| *byte == b'/').filter(|part| !part.is_empty());
+    parts.next();
+    parts.collect::<Vec<_>>().join(&b'/')
+}
+
+impl<'a> Unpacker<'a> {
+    fn new(what: &'a str, root: OwnedFd, marks: Marks, owners: Owners, limits: Limits) -> Self {
+        let (directories, done) = (BTreeMap::new(), Unpacked::default());
+        let (remembered, parent) = (0, None);
+        Self { root, what, marks, owners, limits, directories, remembered, parent, done }
+    }
+
+    /// What is unpacked is a tree as it is, and not the changes to another.
+    fn is_plain(&self) -> bool {
+        self.marks == Marks::Plain
+    }
 }
 
 impl Unpacker<'_> {
@@ -155,12 +190,13 @@ impl Unpacker<'_> {
         let Some(name) = EntryName::new(&entry.path).map_err(Fault::Refused)? else {
             return self.describe_root(entry);
         };
-        if entry.kind == EntryKind::Device {
+        if entry.kind == EntryKind::Device && !self.is_plain() {
             self.done.devices += 1;
             return Ok(());
         }
         let parent = self.parent(&name)?;
-        let added = match name.hides().map_err(Fault::Refused)? {
+        let hides = if self.is_plain() { None } else { name.hides().map_err(Fault::Refused)? };
+        let added = match hides {
             Some(hides) => self.hide(&parent, &hides),
             None => self.put(entry, &name, &parent, content),
         };
@@ -214,7 +250,7 @@ impl Unpacker<'_> {
                 chmodat(parent, at, mode, AtFlags::empty()).during("set the mode of")
             }
             EntryKind::HardLink => self.link(entry, name, parent),
-            EntryKind::Device => Ok(()),
+            EntryKind::Device => self.make_device(entry, parent, at),
         }
     }
 
@@ -305,10 +341,34 @@ impl Unpacker<'_> {
             if len == 0 {
                 return Ok(());
             }
-            file.write_all(chunk).during("write")?;
+            if self.is_plain() && len >= HOLE_MIN && chunk.iter().all(|byte| *byte == 0) {
+                file.seek_relative(len as i64).during("write")?;
+                let end = file.stream_position().during("write")?;
+                // A hole at the end is one as well.
+                file.set_len(end).during("write")?;
+            } else {
+                file.write_all(chunk).during("write")?;
+            }
             content.consume(len);
             self.done.bytes += len as u64;
         }
+    }
+
+    /// One that may not be made is counted as left out.
+    fn make_device(&mut self, entry: &Entry, parent: &OwnedFd, at: &CString) -> Result<(), Fault> {
+        let Some(node) = entry.node else { return Ok(()) };
+        let kind = if node.block { FileType::BlockDevice } else { FileType::CharacterDevice };
+        let number = makedev(node.major, node.minor);
+        match replacing(parent, at, || mknodat(parent, at, kind, Mode::RUSR, number)) {
+            Err(Fault::Io(_, err)) if err.kind() == io::ErrorKind::PermissionDenied => {
+                self.done.devices += 1;
+                return Ok(());
+            }
+            made => made?,
+        }
+        self.describe_named(entry, parent, at)?;
+        let mode = Mode::from_raw_mode(entry.mode);
+        chmodat(parent, at, mode, AtFlags::empty()).during("set the mode of")
     }
 
     /// Only to what this layer brought, by its own name, and never to a directory.
@@ -325,7 +385,7 @@ impl Unpacker<'_> {
             Err(Errno::NOENT) => return Err(Fault::Refused(missing)),
             stat => FileType::from_raw_mode(stat.during("inspect")?.st_mode),
         };
-        if matches!(kind, FileType::Directory | FileType::CharacterDevice) {
+        if kind == FileType::Directory || kind == FileType::CharacterDevice && !self.is_plain() {
             return Err(Fault::Refused("a hard link leads to what is no file"));
         }
         if name.path() == own.path() {

@@ -11,8 +11,8 @@ use std::{
 use rustix::{
     fs::{
         AtFlags, FileType, Gid, Mode, Stat, Timespec, Timestamps, Uid, XattrFlags, chmodat,
-        chownat, fchmod, fchown, fgetxattr, flistxattr, fsetxattr, futimens, lgetxattr, llistxattr,
-        lsetxattr, utimensat,
+        chownat, fchmod, fchown, fgetxattr, flistxattr, fremovexattr, fsetxattr, futimens,
+        lgetxattr, llistxattr, lremovexattr, lsetxattr, utimensat,
     },
     io::Errno,
 };
@@ -29,7 +29,7 @@ const XATTR_MAX: usize = 64 * 1024;
 const XATTR_USUAL: usize = 512;
 
 /// Labels that the machine's own policy gives: what cannot be copied was not the sandbox's.
-pub(super) const OF_THE_MACHINE: [&[u8]; 3] =
+pub(crate) const OF_THE_MACHINE: [&[u8]; 3] =
     [b"security.selinux", b"security.ima", b"security.evm"];
 
 /// Copies attributes into inodes that were made just now.
@@ -159,6 +159,40 @@ fn list(place: Place, buffer: &mut [u8]) -> rustix::io::Result<usize> {
         Place::Open(fd) => flistxattr(fd, buffer),
         Place::Named(dir, name) => llistxattr(by_proc(dir, name), buffer),
     })
+}
+
+/// The names of all attributes.
+pub(super) fn listed(place: Place) -> rustix::io::Result<Vec<CString>> {
+    let mut buffer = vec![0; XATTR_MAX];
+    let len = match list(place, &mut buffer) {
+        Err(Errno::OPNOTSUPP) => 0,
+        len => len?,
+    };
+    let names = buffer[..len].split_inclusive(|byte| *byte == 0);
+    Ok(names.filter_map(|name| CStr::from_bytes_with_nul(name).ok().map(CStr::to_owned)).collect())
+}
+
+pub(super) fn value_of(place: Place, attribute: &CStr) -> rustix::io::Result<Vec<u8>> {
+    let mut value = vec![0; XATTR_MAX];
+    let len = read(place, attribute, &mut value)?;
+    value.truncate(len);
+    Ok(value)
+}
+
+/// Every attribute of what must not be opened, by its directory and name, or of what is open.
+pub(crate) fn all_attributes(
+    at: BorrowedFd,
+    name: Option<&CStr>,
+) -> rustix::io::Result<Vec<(CString, Vec<u8>)>> {
+    let place = name.map_or(Place::Open(at), |name| Place::Named(at, name));
+    listed(place)?.into_iter().map(|name| Ok((name.clone(), value_of(place, &name)?))).collect()
+}
+
+pub(super) fn remove(place: Place, attribute: &CStr) -> rustix::io::Result<()> {
+    match place {
+        Place::Open(fd) => fremovexattr(fd, attribute),
+        Place::Named(dir, name) => lremovexattr(by_proc(dir, name), attribute),
+    }
 }
 
 fn read(place: Place, attribute: &CStr, buffer: &mut [u8]) -> rustix::io::Result<usize> {

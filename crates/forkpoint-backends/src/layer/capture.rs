@@ -22,17 +22,17 @@ use rustix::{
 };
 
 use super::{
-    LayerResult, Manifest,
-    copy::Copier,
-    crew::{Crew, with_crew},
+    LayerResult, Manifest, Marks,
+    copy::{Copier, Done},
+    crew::{Crew, sum, with_crew},
     cursor::{DirCursor, KEEP},
     error::{At as _, During as _, Fault},
-    fill::{Hand, Pair},
+    fill::{Hand, Pair, Task},
     marks::put_whiteout,
     plan::Plan,
     stage::Stage,
     store::open_path,
-    tree::{Entry, Tree},
+    tree::Tree,
 };
 
 /// What to capture.
@@ -68,25 +68,85 @@ impl Stage {
         to: DirCursor,
         links: OwnedFd,
     ) -> LayerResult<Manifest> {
-        let source = open_path(spec.upper)?;
-        let root = source.try_clone().during("open").at(|| spec.upper.to_owned())?;
-        let mut from = DirCursor::new(spec.upper.to_owned(), root, KEEP);
-        let mut tree = Tree::scan(&mut from, self.marks())?;
+        let source = Source::open(spec.upper)?;
+        let mut tree = source.scan(self.marks())?;
         let plan = Plan::new(spec.since.map(Manifest::tree), &tree);
-        let hire = || {
-            let copier = Copier::new(self.marks(), links.as_fd()).at(|| self.path())?;
-            Ok(Hand { tree: &tree, plan: &plan, copier })
-        };
-        let from = DirCursor::new(spec.upper.to_owned(), source, KEEP);
-        let mut walker = Walker { hand: hire()?, from, to };
-        let by_crew = with_crew(plan.taken_count(), hire, |crew| walker.walk(crew))?;
-        let by_walker = walker.hand.copier.size;
-        self.add(by_crew);
-        self.add(by_walker);
+        let way = Way { marks: self.marks(), links, to, base: None, sealed: false };
+        let done = bring(source, &tree, &plan, way)?;
+        self.add(done.copied);
         tree.mark_racy(clock_gettime(ClockId::RealtimeCoarse));
         mark_mapped(&mut tree, spec.mapped);
         Ok(Manifest::from(tree))
     }
+}
+
+/// What an upper directory looks like, for a later capture of it, and how much there is to capture.
+#[derive(Clone, Debug)]
+pub struct UpperState {
+    pub manifest: Manifest,
+    /// Of files, and of those that changed since the manifest that it was compared with.
+    pub len_bytes: u64,
+    pub changed_bytes: u64,
+}
+
+/// Copies nothing. Nothing may write to the directory meanwhile.
+pub fn describe_upper(spec: &CaptureSpec, marks: Marks) -> LayerResult<UpperState> {
+    let mut tree = Source::open(spec.upper)?.scan(marks)?;
+    let plan = Plan::new(spec.since.map(Manifest::tree), &tree);
+    let (mut len_bytes, mut changed_bytes) = (0, 0);
+    for (directory, plan) in tree.directories.iter().zip(&plan.directories) {
+        for (entry, taken) in directory.entries.iter().zip(&plan.taken) {
+            let len = if entry.child.is_none() { entry.print.len_bytes } else { 0 };
+            len_bytes += len;
+            changed_bytes += if *taken { len } else { 0 };
+        }
+    }
+    tree.mark_racy(clock_gettime(ClockId::RealtimeCoarse));
+    mark_mapped(&mut tree, spec.mapped);
+    Ok(UpperState { manifest: Manifest::from(tree), len_bytes, changed_bytes })
+}
+
+/// A tree that is to be copied.
+pub(super) struct Source<'a> {
+    path: &'a Path,
+    root: OwnedFd,
+}
+
+impl<'a> Source<'a> {
+    pub(super) fn open(path: &'a Path) -> LayerResult<Self> {
+        Ok(Self { path, root: open_path(path)? })
+    }
+
+    pub(super) fn scan(&self, marks: Marks) -> LayerResult<Tree> {
+        let root = self.root.try_clone().during("open").at(|| self.path.to_owned())?;
+        Tree::scan(&mut DirCursor::new(self.path.to_owned(), root, KEEP), marks)
+    }
+}
+
+/// Where a tree goes, and how.
+pub(super) struct Way {
+    pub(super) marks: Marks,
+    /// An empty directory beside the tree that `to` is in.
+    pub(super) links: OwnedFd,
+    pub(super) to: DirCursor,
+    /// An earlier layer of the same tree, as the plan knows it.
+    pub(super) base: Option<DirCursor>,
+    /// The source is a layer.
+    pub(super) sealed: bool,
+}
+
+/// Copies what the plan says.
+pub(super) fn bring(source: Source, tree: &Tree, plan: &Plan, way: Way) -> LayerResult<Done> {
+    let Way { marks, links, to, base, sealed } = way;
+    let hire = || {
+        let copier = Copier::new(marks, links.as_fd()).at(|| source.path.to_owned())?;
+        Ok(Hand { tree, plan, sealed, copier })
+    };
+    let files = if base.is_some() { tree.file_count() } else { plan.taken_count() };
+    let from = DirCursor::new(source.path.to_owned(), source.root, KEEP);
+    let mut walker = Walker { hand: hire()?, from, to, base };
+    let by_crew = with_crew(files, hire, |crew| walker.walk(crew))?;
+    Ok(sum(by_crew, walker.hand.copier.done))
 }
 
 fn mark_mapped(tree: &mut Tree, mapped: &[PathBuf]) {
@@ -110,6 +170,8 @@ struct Walker<'a> {
     hand: Hand<'a>,
     from: DirCursor,
     to: DirCursor,
+    /// Stands in the same directory wherever the plan says that there is one.
+    base: Option<DirCursor>,
 }
 
 /// A directory in which the walk is, or to which it comes back.
@@ -130,7 +192,7 @@ impl<'a> Walker<'a> {
             if let Some((position, child)) = self.next_child(stay) {
                 stay.next = position + 1;
                 let entry = &self.hand.tree.directories[stay.index].entries[position];
-                self.enter(&entry.name).at(|| self.from.path_of(&entry.name))?;
+                self.enter(&entry.name, child).at(|| self.from.path_of(&entry.name))?;
                 way.push(self.fill(child, &crew)?);
             } else if let Some(stay) = way.pop() {
                 self.leave(&stay)?;
@@ -147,8 +209,15 @@ impl<'a> Walker<'a> {
             .find(|(_, child)| self.hand.plan.directories[*child].needed)
     }
 
-    fn enter(&mut self, name: &CString) -> Result<(), Fault> {
+    fn enter(&mut self, name: &CString, child: usize) -> Result<(), Fault> {
         self.from.enter(name)?;
+        if self.hand.plan.directories[child].before.is_some()
+            && let Some(base) = &mut self.base
+            && base.enter(name).is_err()
+        {
+            // Somebody is deleting it. Everything can be copied.
+            self.base = None;
+        }
         mkdirat(self.to.fd(), name, Mode::RWXU).during("create a copy of")?;
         self.to.enter(name)
     }
@@ -157,17 +226,23 @@ impl<'a> Walker<'a> {
         let pair = stay.pair.upgrade();
         if let Some(pair) = pair {
             pair.left.store(true, Ordering::Relaxed);
-            self.go_up().at(|| self.from.path())?;
+            self.go_up(stay.index).at(|| self.from.path())?;
             self.hand.release(pair)
         } else {
             let finished = self.hand.finish(stay.index, self.from.fd(), self.to.fd());
             finished.at(|| self.from.path())?;
-            self.go_up().at(|| self.from.path())
+            self.go_up(stay.index).at(|| self.from.path())
         }
     }
 
-    fn go_up(&mut self) -> Result<(), Fault> {
+    fn go_up(&mut self, index: usize) -> Result<(), Fault> {
         self.from.leave()?;
+        if self.hand.plan.directories[index].before.is_some()
+            && let Some(base) = &mut self.base
+            && base.leave().is_err()
+        {
+            self.base = None;
+        }
         self.to.leave().map(drop)
     }
 
@@ -177,12 +252,16 @@ impl<'a> Walker<'a> {
         for name in &plan.gone {
             put_whiteout(self.to.fd(), name).at(|| self.to.path_of(name))?;
         }
-        let taken = directory.entries.iter().zip(&plan.taken).filter(|(_, taken)| **taken);
-        let (given, own) = taken.map(|(entry, _)| entry).partition(|entry| crew.takes(entry));
+        let whole = self.hand.plan.is_whole();
+        let tasks = directory.entries.iter().zip(&plan.taken);
+        let tasks = tasks.filter(|(entry, taken)| **taken || whole && entry.child.is_none());
+        let tasks = tasks.map(|(entry, taken)| Task { entry, same: !*taken });
+        let (given, own) = tasks.partition(|task| crew.takes(task.entry));
         let pair = self.give(index, given, crew).at(|| self.from.path())?;
-        for entry in own {
-            let copied = self.hand.copy(self.from.fd(), self.to.fd(), entry);
-            copied.at(|| self.from.path_of(&entry.name))?;
+        for task in own {
+            let base = plan.before.and(self.base.as_ref()).map(DirCursor::fd);
+            let brought = self.hand.bring(self.from.fd(), base, self.to.fd(), task);
+            brought.at(|| self.from.path_of(&task.entry.name))?;
         }
         Ok(Stay { index, next: 0, pair })
     }
@@ -190,20 +269,22 @@ impl<'a> Walker<'a> {
     fn give(
         &self,
         index: usize,
-        entries: Vec<&'a Entry>,
+        tasks: Vec<Task<'a>>,
         crew: &Crew<'a, '_>,
     ) -> Result<Weak<Pair>, Fault> {
-        if entries.is_empty() {
+        if tasks.is_empty() {
             return Ok(Weak::new());
         }
+        let base = self.hand.plan.directories[index].before.and(self.base.as_ref());
         let pair = Arc::new(Pair {
             index,
             from: self.from.fd().try_clone_to_owned().during("open")?,
             to: self.to.fd().try_clone_to_owned().during("open")?,
+            base: base.map(|base| base.fd().try_clone_to_owned()).transpose().during("open")?,
             path: self.from.path(),
             left: AtomicBool::new(false),
         });
-        crew.give(&pair, entries);
+        crew.give(&pair, tasks);
         Ok(Arc::downgrade(&pair))
     }
 }

@@ -27,7 +27,7 @@ use super::{
     attributes::{Attributes, Place, set_times},
     cursor::FileId,
     error::{During as _, Fault},
-    marks::{Marks, is_whiteout, put_whiteout},
+    marks::{Marks, put_whiteout},
     store::unique,
 };
 
@@ -54,7 +54,15 @@ pub(super) struct Copier<'a> {
     /// be one more write per file.
     quiet: bool,
     buffer: Vec<u8>,
-    pub(super) size: LayerSize,
+    pub(super) done: Done,
+}
+
+/// What is in a layer now.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Done {
+    pub(super) copied: LayerSize,
+    /// Shared with an earlier layer.
+    pub(super) linked: LayerSize,
 }
 
 impl<'a> Copier<'a> {
@@ -71,7 +79,7 @@ impl<'a> Copier<'a> {
             masked: masked(links).during("create a file in")?,
             quiet: true,
             buffer: vec![0; BUFFER],
-            size: LayerSize::default(),
+            done: Done::default(),
         })
     }
 
@@ -87,7 +95,7 @@ impl<'a> Copier<'a> {
         if !check(&stat) {
             return Err(Fault::Changed);
         }
-        if is_whiteout(&stat) {
+        if self.attributes.marks.is_whiteout(&stat) {
             return put_whiteout(to, name);
         }
         let several = stat.st_nlink > 1;
@@ -123,10 +131,39 @@ impl<'a> Copier<'a> {
 
     /// Counts an inode once, however many names it has.
     pub(super) fn count(&mut self, stat: &Stat) {
-        self.size.files += 1;
+        self.done.copied.files += 1;
         if stat.st_nlink <= 1 || self.counted.insert(file_id(stat)) {
-            self.size.bytes += allocated(stat);
+            self.done.copied.bytes += allocated(stat);
         }
+    }
+
+    /// Gives what `base` has under this name one more name, if it is what `check` wants. `several`
+    /// when the tree has it under other names too.
+    pub(super) fn share(
+        &mut self,
+        base: BorrowedFd,
+        to: BorrowedFd,
+        name: &CStr,
+        several: bool,
+        check: impl FnOnce(&Stat) -> bool,
+    ) -> Result<bool, Fault> {
+        let stat = match statat(base, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if check(&stat) => stat,
+            // Somebody is deleting it.
+            Ok(_) | Err(Errno::NOENT) => return Ok(false),
+            Err(err) => return Err(err).during("inspect"),
+        };
+        match linkat(base, name, to, name, AtFlags::empty()) {
+            Ok(()) => {}
+            // As many names as there can be, somebody else's, or gone meanwhile.
+            Err(Errno::MLINK | Errno::PERM | Errno::XDEV | Errno::NOENT) => return Ok(false),
+            Err(err) => return Err(err).during("link"),
+        }
+        self.done.linked.files += 1;
+        if !several || self.counted.insert(file_id(&stat)) {
+            self.done.linked.bytes += allocated(&stat);
+        }
+        Ok(true)
     }
 
     fn link(&mut self, stat: &Stat, to: BorrowedFd, name: &CStr) -> Result<bool, Fault> {

@@ -16,7 +16,8 @@ use std::{
 
 use super::{
     LayerError, LayerResult, LayerSize,
-    fill::{Hand, Job, Pair},
+    copy::Done,
+    fill::{Hand, Job, Pair, Task},
     tree::Entry,
 };
 
@@ -52,15 +53,15 @@ pub(super) fn with_crew<'a>(
     files: usize,
     hire: impl Fn() -> LayerResult<Hand<'a>>,
     walk: impl FnOnce(Crew<'a, '_>) -> LayerResult<()>,
-) -> LayerResult<LayerSize> {
+) -> LayerResult<Done> {
     let alarm = Alarm::default();
-    let size = thread::scope(|scope| {
+    let done = thread::scope(|scope| {
         let (queue, threads) =
             if files < FILES_MIN { (None, Vec::new()) } else { start(scope, &alarm, hire)? };
         alarm.watch(walk(Crew { queue, alarm: &alarm }));
-        Ok(threads.into_iter().map(join).fold(LayerSize::default(), sum))
+        Ok(threads.into_iter().map(join).fold(Done::default(), sum))
     })?;
-    alarm.into_result().map(|()| size)
+    alarm.into_result().map(|()| done)
 }
 
 impl<'a> Crew<'a, '_> {
@@ -74,11 +75,11 @@ impl<'a> Crew<'a, '_> {
     }
 
     /// Waits while there is enough to do.
-    pub(super) fn give(&self, pair: &Arc<Pair>, entries: Vec<&'a Entry>) {
+    pub(super) fn give(&self, pair: &Arc<Pair>, tasks: Vec<Task<'a>>) {
         let (large, small): (Vec<_>, Vec<_>) =
-            entries.into_iter().partition(|entry| entry.print.len_bytes >= LARGE);
-        for entries in large.into_iter().map(|entry| vec![entry]).chain(batches(small)) {
-            let job = Job { pair: Arc::clone(pair), entries };
+            tasks.into_iter().partition(|task| task.bytes() >= LARGE);
+        for tasks in large.into_iter().map(|task| vec![task]).chain(batches(small)) {
+            let job = Job { pair: Arc::clone(pair), tasks };
             if let Some(queue) = &self.queue {
                 // Nobody is left to receive it only after a panic, which `join` passes on.
                 let _ = queue.send(job);
@@ -87,22 +88,22 @@ impl<'a> Crew<'a, '_> {
     }
 }
 
-fn batches(entries: Vec<&Entry>) -> impl Iterator<Item = Vec<&Entry>> {
-    let mut entries = entries.into_iter();
+fn batches(tasks: Vec<Task>) -> impl Iterator<Item = Vec<Task>> {
+    let mut tasks = tasks.into_iter();
     iter::from_fn(move || {
         let (mut batch, mut bytes) = (Vec::new(), 0);
         while batch.len() < BATCH_FILES
             && bytes < BATCH_BYTES
-            && let Some(entry) = entries.next()
+            && let Some(task) = tasks.next()
         {
-            batch.push(entry);
-            bytes += entry.print.len_bytes;
+            batch.push(task);
+            bytes += task.bytes();
         }
         (!batch.is_empty()).then_some(batch)
     })
 }
 
-type Threads<'scope> = Vec<ScopedJoinHandle<'scope, LayerSize>>;
+type Threads<'scope> = Vec<ScopedJoinHandle<'scope, Done>>;
 
 /// As many threads as the machine lets us start, even if that is none.
 fn start<'scope, 'a: 'scope>(
@@ -125,26 +126,30 @@ fn start<'scope, 'a: 'scope>(
     Ok(((!threads.is_empty()).then_some(queue), threads))
 }
 
-fn work<'a>(mut hand: Hand<'a>, jobs: &Mutex<Receiver<Job<'a>>>, alarm: &Alarm) -> LayerSize {
+fn work<'a>(mut hand: Hand<'a>, jobs: &Mutex<Receiver<Job<'a>>>, alarm: &Alarm) -> Done {
     while let Some(job) = next(jobs) {
         // The walk may wait for room in the queue, so it is emptied all the same.
         if !alarm.is_rung() {
             alarm.watch(hand.work(job, alarm));
         }
     }
-    hand.copier.size
+    hand.copier.done
 }
 
 fn next<'a>(jobs: &Mutex<Receiver<Job<'a>>>) -> Option<Job<'a>> {
     jobs.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
 }
 
-fn join(thread: ScopedJoinHandle<LayerSize>) -> LayerSize {
+fn join(thread: ScopedJoinHandle<Done>) -> Done {
     thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn sum(a: LayerSize, b: LayerSize) -> LayerSize {
-    LayerSize { bytes: a.bytes + b.bytes, files: a.files + b.files }
+pub(super) fn sum(a: Done, b: Done) -> Done {
+    let plus = |a: LayerSize, b: LayerSize| LayerSize {
+        bytes: a.bytes + b.bytes,
+        files: a.files + b.files,
+    };
+    Done { copied: plus(a.copied, b.copied), linked: plus(a.linked, b.linked) }
 }
 
 /// The first failure of all threads, which stops them all.

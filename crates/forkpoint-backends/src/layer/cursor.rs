@@ -56,7 +56,7 @@ pub(super) fn id_of(fd: impl AsFd) -> io::Result<FileId> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
-pub(super) fn open_directory(at: impl AsFd, name: &CStr) -> io::Result<OwnedFd> {
+pub(crate) fn open_directory(at: impl AsFd, name: &CStr) -> io::Result<OwnedFd> {
     let resolve = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     Ok(openat2(at, name, DIRECTORY, Mode::empty(), resolve)?)
 }

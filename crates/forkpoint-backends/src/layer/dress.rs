@@ -8,8 +8,8 @@ use rustix::{
 };
 
 use super::{
-    LayerError, LayerResult, LayerStore,
-    attributes::{Attributes, Place},
+    LayerError, LayerResult, LayerStore, Marks,
+    attributes::{Attributes, OF_THE_MACHINE, Place, listed, remove, set_times},
     error::{At as _, During as _, Fault},
     store::open_path,
 };
@@ -40,6 +40,32 @@ impl LayerStore {
         };
         copy().at(|| to.to_owned())
     }
+}
+
+/// Makes a directory look exactly like another: owner, mode, attributes, times. Not what is in it.
+pub(crate) fn dress(from: &Path, to: &Path) -> LayerResult<()> {
+    let (source, target) = (open_path(from)?, open_path(to)?);
+    let copy = || -> Result<(), Fault> {
+        let stat = fstat(&source).during("inspect")?;
+        let newborn = fstat(&target).during("inspect")?;
+        let (source, target) = (Place::Open(source.as_fd()), Place::Open(target.as_fd()));
+        undress(target)?;
+        Attributes::new(Marks::Plain, &newborn).copy(source, &stat, target, false)?;
+        set_times(target, &stat)
+    };
+    copy().at(|| to.to_owned())
+}
+
+fn undress(directory: Place) -> Result<(), Fault> {
+    for name in listed(directory).during("list attributes of")? {
+        match remove(directory, &name) {
+            Ok(()) | Err(Errno::NODATA) => {}
+            // What the machine's own policy gave.
+            Err(_) if OF_THE_MACHINE.contains(&name.to_bytes()) => {}
+            Err(err) => return Err(err).during("clear attributes of"),
+        }
+    }
+    Ok(())
 }
 
 fn is_for_root(err: &std::io::Error) -> bool {

@@ -33,6 +33,15 @@ pub enum LayerError {
     #[error("`{path}` changed while it was captured")]
     Changed { path: PathBuf },
 
+    #[error("`{path}` is not empty")]
+    NotEmpty { path: PathBuf },
+
+    #[error("an exchange of what `{path}` holds was neither finished nor undone")]
+    Unsettled { path: PathBuf },
+
+    #[error("what an engine sent of `{what}` cannot be kept: {reason}")]
+    Archive { what: String, reason: String },
+
     #[error("a manifest is damaged: {reason}")]
     Manifest { reason: &'static str },
 

@@ -29,7 +29,22 @@ use super::{
 #[derive(Debug)]
 pub(super) struct Job<'a> {
     pub(super) pair: Arc<Pair>,
-    pub(super) entries: Vec<&'a Entry>,
+    pub(super) tasks: Vec<Task<'a>>,
+}
+
+/// A file, and how it comes into the copy.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Task<'a> {
+    pub(super) entry: &'a Entry,
+    /// The base has it as it is.
+    pub(super) same: bool,
+}
+
+impl Task<'_> {
+    /// To copy.
+    pub(super) fn bytes(self) -> u64 {
+        if self.same { 0 } else { self.entry.print.len_bytes }
+    }
 }
 
 /// A directory of the source and its copy, for as long as files are copied between them, which may
@@ -40,6 +55,8 @@ pub(super) struct Pair {
     pub(super) index: usize,
     pub(super) from: OwnedFd,
     pub(super) to: OwnedFd,
+    /// The same directory of an earlier layer.
+    pub(super) base: Option<OwnedFd>,
     /// Of the source, for messages.
     pub(super) path: PathBuf,
     /// The walk will not come back, so that the last one here finishes the directory.
@@ -51,6 +68,8 @@ pub(super) struct Pair {
 pub(super) struct Hand<'a> {
     pub(super) tree: &'a Tree,
     pub(super) plan: &'a Plan,
+    /// The source is a layer: a file gets more names meanwhile, which shows in its print.
+    pub(super) sealed: bool,
     pub(super) copier: Copier<'a>,
 }
 
@@ -61,26 +80,41 @@ impl<'a> Hand<'a> {
 
     /// Stops half-way at an alarm: nobody wants the rest.
     pub(super) fn work(&mut self, job: Job, alarm: &Alarm) -> LayerResult<()> {
-        let Job { pair, entries } = job;
-        for entry in entries {
+        let Job { pair, tasks } = job;
+        let base = pair.base.as_ref().map(OwnedFd::as_fd);
+        for task in tasks {
             if alarm.is_rung() {
                 return Ok(());
             }
-            self.copy(pair.from.as_fd(), pair.to.as_fd(), entry)
-                .at(|| pair.path.join(OsStr::from_bytes(entry.name.to_bytes())))?;
+            self.bring(pair.from.as_fd(), base, pair.to.as_fd(), task)
+                .at(|| pair.path.join(OsStr::from_bytes(task.entry.name.to_bytes())))?;
         }
         self.release(pair)
     }
 
-    pub(super) fn copy(
+    pub(super) fn bring(
         &mut self,
         from: BorrowedFd,
+        base: Option<BorrowedFd>,
         to: BorrowedFd,
-        entry: &Entry,
+        Task { entry, same }: Task,
     ) -> Result<(), Fault> {
+        if let Some(base) = base.filter(|_| same) {
+            let alike = |stat: &Stat| Print::of(stat).is_like(&entry.print);
+            if self.copier.share(base, to, &entry.name, entry.linked, alike)? {
+                return Ok(());
+            }
+        }
+        self.copy(from, to, entry)
+    }
+
+    fn copy(&mut self, from: BorrowedFd, to: BorrowedFd, entry: &Entry) -> Result<(), Fault> {
+        let sealed = self.sealed;
         // Names of one inode are known as such beforehand: one thread alone copies them all.
         let same = |stat: &Stat| {
-            Print::of(stat) == entry.print && (entry.linked || stat.st_nlink <= 1)
+            let print = Print::of(stat);
+            print == entry.print && (entry.linked || stat.st_nlink <= 1)
+                || sealed && print.ino == entry.print.ino && print.is_like(&entry.print)
                 || entry.print.is_whiteout()
         };
         match entry.print.is_file() && !entry.linked {

@@ -6,6 +6,7 @@
 use std::{
     ffi::{CStr, CString},
     os::fd::AsFd as _,
+    path::PathBuf,
 };
 
 use rustix::{
@@ -40,29 +41,39 @@ impl Stage {
     /// Merges `layers`, the top first, into this one. After a failure the stage is of no use, and
     /// should be dropped.
     pub fn flatten(&mut self, layers: &[Layer], below: Below) -> LayerResult<()> {
-        let keep = KEEP_ALL / layers.len().max(1);
-        let cursors = layers.iter().map(|layer| open(layer, self.marks(), keep));
-        let cursors = cursors.collect::<LayerResult<Vec<_>>>()?;
+        for layer in layers {
+            expect(layer, self.marks())?;
+        }
+        let trees: Vec<PathBuf> = layers.iter().map(Layer::tree_path).collect();
+        self.flatten_trees(&trees, below)
+    }
+
+    /// The same for directories in the form of overlayfs that are no layers of a store, but whose marks
+    /// are those of this one. Nothing may write to them.
+    pub fn flatten_trees(&mut self, trees: &[PathBuf], below: Below) -> LayerResult<()> {
+        let keep = KEEP_ALL / trees.len().max(1);
+        let open = |tree: &PathBuf| Ok(DirCursor::new(tree.clone(), open_path(tree)?, keep));
+        let cursors = trees.iter().map(open).collect::<LayerResult<Vec<_>>>()?;
         let (to, links) = self.openings()?;
         let copier = Copier::new(self.marks(), links.as_fd()).at(|| self.path())?;
         let mut merger = Merger { layers: cursors, to, copier, below };
         merger.merge()?;
-        let size = merger.copier.size;
-        self.add(size);
+        let done = merger.copier.done;
+        self.add(done.copied);
         Ok(())
     }
 }
 
-fn open(layer: &Layer, marks: Marks, keep: usize) -> LayerResult<DirCursor> {
+fn expect(layer: &Layer, marks: Marks) -> LayerResult<()> {
     let record = layer.record();
-    if record.marks != marks {
-        return Err(LayerError::MixedMarks {
-            name: record.name.to_string(),
-            found: record.marks.as_str(),
-            expected: marks.as_str(),
-        });
+    if record.marks == marks {
+        return Ok(());
     }
-    Ok(DirCursor::new(layer.tree_path(), open_path(&layer.tree_path())?, keep))
+    Err(LayerError::MixedMarks {
+        name: record.name.to_string(),
+        found: record.marks.as_str(),
+        expected: marks.as_str(),
+    })
 }
 
 struct Merger<'a> {

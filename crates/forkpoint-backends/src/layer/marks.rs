@@ -12,11 +12,15 @@ use super::error::{During as _, Fault};
 
 /// Under which names overlayfs keeps its attributes: `trusted.` needs privilege over the whole
 /// machine, `user.` goes with the mount option `userxattr`. A chain must agree on one.
+///
+/// `plain` is none of both: such a layer is a whole tree as it is, which lies on nothing and is for no
+/// overlay. What would mean something to overlayfs is content there like everything else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Marks {
     Trusted,
     User,
+    Plain,
 }
 
 /// What becomes of an extended attribute on its way into a layer.
@@ -38,32 +42,41 @@ impl Marks {
         match self {
             Self::Trusted => "trusted",
             Self::User => "user",
+            Self::Plain => "plain",
         }
     }
 
-    const fn prefix(self) -> &'static [u8] {
+    const fn prefix(self) -> Option<&'static [u8]> {
         match self {
-            Self::Trusted => b"trusted.overlay.",
-            Self::User => b"user.overlay.",
+            Self::Trusted => Some(b"trusted.overlay."),
+            Self::User => Some(b"user.overlay."),
+            Self::Plain => None,
         }
     }
 
-    const fn opaque(self) -> &'static str {
+    const fn opaque(self) -> Option<&'static str> {
         match self {
-            Self::Trusted => "trusted.overlay.opaque",
-            Self::User => "user.overlay.opaque",
+            Self::Trusted => Some("trusted.overlay.opaque"),
+            Self::User => Some("user.overlay.opaque"),
+            Self::Plain => None,
         }
     }
 
-    const fn origin(self) -> &'static str {
+    const fn origin(self) -> Option<&'static str> {
         match self {
-            Self::Trusted => "trusted.overlay.origin",
-            Self::User => "user.overlay.origin",
+            Self::Trusted => Some("trusted.overlay.origin"),
+            Self::User => Some("user.overlay.origin"),
+            Self::Plain => None,
         }
+    }
+
+    /// Whether it stands for the absence of what is below.
+    pub(super) fn is_whiteout(self, stat: &Stat) -> bool {
+        self != Self::Plain && is_whiteout(stat)
     }
 
     pub(crate) fn fate(self, attribute: &[u8]) -> Fate {
-        match attribute.strip_prefix(self.prefix()) {
+        match self.prefix().and_then(|prefix| attribute.strip_prefix(prefix)) {
             // overlayfs stores here what somebody inside set as an overlay attribute of theirs.
             None => Fate::Kept,
             Some(inner) if inner.starts_with(b"overlay.") => Fate::Kept,
@@ -74,8 +87,9 @@ impl Marks {
     }
 
     pub(super) fn is_opaque(self, directory: impl AsFd) -> Result<bool, Fault> {
+        let Some(opaque) = self.opaque() else { return Ok(false) };
         let mut value = [0u8; 2];
-        match fgetxattr(directory, self.opaque(), &mut value) {
+        match fgetxattr(directory, opaque, &mut value) {
             Ok(len) => Ok(value[..len] == *b"y"),
             Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::RANGE) => Ok(false),
             Err(err) => Err(err).during("read attributes of"),
@@ -83,20 +97,23 @@ impl Marks {
     }
 
     pub(crate) fn set_opaque(self, directory: impl AsFd) -> Result<(), Fault> {
-        fsetxattr(directory, self.opaque(), b"y", XattrFlags::empty()).during("mark as opaque")
+        let Some(opaque) = self.opaque() else { return Ok(()) };
+        fsetxattr(directory, opaque, b"y", XattrFlags::empty()).during("mark as opaque")
     }
 
     /// Must be on a directory with whiteouts: where nothing lies below the directory, the kernel
     /// looks for them only if it seems copied up, and else lists them as names that nobody can
     /// open. An empty value means that the origin is unknown.
     pub(crate) fn set_whiteouts(self, directory: impl AsFd) -> Result<(), Fault> {
-        fsetxattr(directory, self.origin(), b"", XattrFlags::empty()).during("mark")
+        let Some(origin) = self.origin() else { return Ok(()) };
+        fsetxattr(directory, origin, b"", XattrFlags::empty()).during("mark")
     }
 
     /// Whether a file of a layer was one of a layer below before somebody wrote to it.
     pub(crate) fn is_copied_up(self, file: impl AsFd) -> bool {
+        let Some(origin) = self.origin() else { return false };
         // Too long for the buffer is there as well.
-        matches!(fgetxattr(file, self.origin(), &mut [0u8; 256]), Ok(_) | Err(Errno::RANGE))
+        matches!(fgetxattr(file, origin, &mut [0u8; 256]), Ok(_) | Err(Errno::RANGE))
     }
 
     /// What the file system below `directory` lets us write.
@@ -128,5 +145,8 @@ mod tests {
         assert_eq!(fate("user.overlay.opaque"), Fate::Kept);
         assert_eq!(Marks::User.fate(b"user.overlay.opaque"), Fate::Dropped);
         assert_eq!(fate("security.capability"), Fate::Kept);
+        for name in ["trusted.overlay.opaque", "trusted.overlay.redirect", "user.overlay.origin"] {
+            assert_eq!(Marks::Plain.fate(name.as_bytes()), Fate::Kept);
+        }
     }
 }

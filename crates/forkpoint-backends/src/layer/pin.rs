@@ -63,7 +63,7 @@ impl Stage {
     }
 }
 
-fn explained(err: LayerError) -> LayerError {
+pub(super) fn explained(err: LayerError) -> LayerError {
     match err {
         LayerError::Io { path, source, .. }
             if source.raw_os_error() == Some(Errno::XDEV.raw_os_error()) =>

@@ -8,6 +8,8 @@ use super::tree::{Directory, Entry, Tree};
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) directories: Vec<DirectoryPlan>,
+    /// Nothing in the trees stands for an absence.
+    plain: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -17,7 +19,7 @@ pub(super) struct DirectoryPlan {
     /// Hides what is below it.
     pub(super) opaque: bool,
     /// The same directory in the old tree.
-    before: Option<usize>,
+    pub(super) before: Option<usize>,
     parent: usize,
     /// Which of the entries that are not directories are copied.
     pub(super) taken: Vec<bool>,
@@ -27,7 +29,23 @@ pub(super) struct DirectoryPlan {
 
 impl Plan {
     pub(super) fn new(before: Option<&Tree>, now: &Tree) -> Self {
-        let mut plan = Self { directories: vec![DirectoryPlan::default(); now.directories.len()] };
+        Self::compared(before, now, false)
+    }
+
+    /// For a layer that has everything: what is not taken is what it was before.
+    pub(super) fn whole(before: Option<&Tree>, now: &Tree) -> Self {
+        let mut plan = Self::compared(before, now, true);
+        for plan in &mut plan.directories {
+            plan.needed = true;
+            plan.opaque = false;
+            plan.gone.clear();
+        }
+        plan
+    }
+
+    fn compared(before: Option<&Tree>, now: &Tree, plain: bool) -> Self {
+        let directories = vec![DirectoryPlan::default(); now.directories.len()];
+        let mut plan = Self { directories, plain };
         plan.directories[0].before = before.map(|_| 0);
         // The root of a layer is never opaque to overlayfs, whatever its attribute says.
         for index in 0..now.directories.len() {
@@ -41,6 +59,10 @@ impl Plan {
     /// How many files are copied.
     pub(super) fn taken_count(&self) -> usize {
         self.directories.iter().flat_map(|plan| &plan.taken).filter(|taken| **taken).count()
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        self.plain
     }
 
     /// Whether the trees are the same, but for their roots.
@@ -64,7 +86,7 @@ impl Plan {
                     self.place(child as usize, index, step);
                 }
                 // The kernel shares one inode between whiteouts, so its times tell nothing.
-                None if entry.print.is_whiteout() => {
+                None if entry.print.is_whiteout() && !self.plain => {
                     taken[position] = !was.is_some_and(|was| was.print.is_whiteout());
                 }
                 None => taken[position] = was.is_none_or(|was| has_changed(was, entry)),

@@ -64,13 +64,26 @@ pub struct SweepStats {
 impl LayerStore {
     /// Opens the store below `root`, which is made if need be, and sweeps it.
     pub fn open(root: &Path) -> LayerResult<Self> {
-        std::fs::create_dir_all(root).during("create").at(|| root.to_owned())?;
-        Self::open_made(root)
+        Self::with_marks(root, None)
+    }
+
+    /// Opens a store of whole trees, which are kept as they are and lie on nothing.
+    pub fn open_plain(root: &Path) -> LayerResult<Self> {
+        Self::with_marks(root, Some(Marks::Plain))
     }
 
     /// For one who works for another, and must not make anew what was removed meanwhile.
     pub(crate) fn open_made(root: &Path) -> LayerResult<Self> {
-        let directories = Arc::new(Directories::open(root)?);
+        Self::swept(Directories::open(root, None)?)
+    }
+
+    fn with_marks(root: &Path, marks: Option<Marks>) -> LayerResult<Self> {
+        std::fs::create_dir_all(root).during("create").at(|| root.to_owned())?;
+        Self::swept(Directories::open(root, marks)?)
+    }
+
+    fn swept(directories: Directories) -> LayerResult<Self> {
+        let directories = Arc::new(directories);
         let store = Self(Arc::new(Shared { directories, reaper: Reaper::default() }));
         store.sweep()?;
         Ok(store)
@@ -290,7 +303,7 @@ impl Shared {
 }
 
 impl Directories {
-    fn open(root: &Path) -> LayerResult<Self> {
+    fn open(root: &Path, marks: Option<Marks>) -> LayerResult<Self> {
         let base = open_path(root)?;
         let open = |name: &CStr| {
             match mkdirat(&base, name, Mode::RWXU) {
@@ -301,7 +314,7 @@ impl Directories {
         };
         let at = |name: &CStr| open(name).at(|| root.join(name.to_string_lossy().as_ref()));
         let staging = at(c"staging")?;
-        let marks = Marks::probe(&staging);
+        let marks = marks.unwrap_or_else(|| Marks::probe(&staging));
         Ok(Self {
             root: root.to_owned(),
             layers: at(c"layers")?,
@@ -342,7 +355,7 @@ impl Directories {
 }
 
 /// Follows links on the way, but `path` itself must be a directory.
-pub(super) fn open_path(path: &Path) -> LayerResult<OwnedFd> {
+pub(crate) fn open_path(path: &Path) -> LayerResult<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(CWD, path, flags, Mode::empty()).during("open").at(|| path.to_owned())
 }

@@ -1,6 +1,7 @@
 //! What a directory tree looked like: enough to tell later what changed.
 
 use std::{
+    collections::{HashMap, HashSet},
     ffi::{CStr, CString},
     panic,
     sync::{Mutex, PoisonError},
@@ -47,6 +48,12 @@ impl Print {
             gid: stat.st_gid,
             rdev: stat.st_rdev,
         }
+    }
+
+    /// Whether a copy of the one can be a copy of the other.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        let told = |print: &Self| (print.len_bytes, print.mode, print.uid, print.gid, print.rdev);
+        told(self) == told(other)
     }
 
     pub(super) fn is_dir(&self) -> bool {
@@ -110,12 +117,36 @@ impl Tree {
         Ok(Self { directories })
     }
 
+    pub(super) fn file_count(&self) -> usize {
+        let entries = self.directories.iter().flat_map(|directory| &directory.entries);
+        entries.filter(|entry| entry.child.is_none()).count()
+    }
+
+    /// Whatever has one of these inodes may change without a trace.
+    pub(super) fn mark_inodes(&mut self, inodes: &HashSet<u64>) {
+        for entry in self.directories.iter_mut().flat_map(|directory| &mut directory.entries) {
+            entry.racy |= inodes.contains(&entry.print.ino);
+        }
+    }
+
     /// Everything that a change after `now` could leave with the same print. The kernel's clock for
     /// files ticks in milliseconds.
     pub(super) fn mark_racy(&mut self, now: Timespec) {
         let now = (now.tv_sec, now.tv_nsec);
         for entry in self.directories.iter_mut().flat_map(|directory| &mut directory.entries) {
             entry.racy = (entry.print.ctime_s, i64::from(entry.print.ctime_ns)) >= now;
+        }
+    }
+
+    /// What is shared with other layers has more names than this tree knows.
+    pub(super) fn recount_links(&mut self) {
+        let mut names: HashMap<u64, u32> = HashMap::new();
+        let entries = || self.directories.iter().flat_map(|directory| &directory.entries);
+        for entry in entries().filter(|entry| entry.linked) {
+            *names.entry(entry.print.ino).or_default() += 1;
+        }
+        for entry in self.directories.iter_mut().flat_map(|directory| &mut directory.entries) {
+            entry.linked = names.get(&entry.print.ino).is_some_and(|names| *names > 1);
         }
     }
 
@@ -149,15 +180,19 @@ impl Directory {
 
 fn read(cursor: &DirCursor, marks: Marks) -> Result<Directory, Fault> {
     let names = names(cursor.fd())?.into_iter().map(|(name, _)| name).collect();
-    let mut entries = inspect_all(cursor, names)?;
+    let mut entries = inspect_all(cursor, names, marks)?;
     entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
     Ok(Directory { opaque: marks.is_opaque(cursor.fd())?, entries })
 }
 
 /// Of a large directory another thread takes half.
-fn inspect_all(cursor: &DirCursor, mut names: Vec<CString>) -> Result<Vec<Entry>, Fault> {
+fn inspect_all(
+    cursor: &DirCursor,
+    mut names: Vec<CString>,
+    marks: Marks,
+) -> Result<Vec<Entry>, Fault> {
     let here = |names: Vec<CString>| -> Result<Vec<_>, Fault> {
-        names.into_iter().map(|name| inspect(cursor, name)).collect()
+        names.into_iter().map(|name| inspect(cursor, name, marks)).collect()
     };
     if names.len() < LARGE {
         return here(names);
@@ -178,10 +213,10 @@ fn inspect_all(cursor: &DirCursor, mut names: Vec<CString>) -> Result<Vec<Entry>
     })
 }
 
-fn inspect(cursor: &DirCursor, name: CString) -> Result<Entry, Fault> {
+fn inspect(cursor: &DirCursor, name: CString, marks: Marks) -> Result<Entry, Fault> {
     let stat = statat(cursor.fd(), &name, AtFlags::SYMLINK_NOFOLLOW).during("inspect")?;
     let print = Print::of(&stat);
-    let linked = stat.st_nlink > 1 && !print.is_dir() && !print.is_whiteout();
+    let linked = stat.st_nlink > 1 && !print.is_dir() && !marks.is_whiteout(&stat);
     Ok(Entry { name, print, linked, racy: false, child: None })
 }
 

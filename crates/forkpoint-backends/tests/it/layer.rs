@@ -18,11 +18,11 @@ mod hostile;
 mod looks;
 mod merge;
 mod mount;
-mod property;
+pub(crate) mod property;
 mod reflink;
 mod store;
 mod unprivileged;
-mod view;
+pub(crate) mod view;
 
 fn name(number: u128) -> LayerName {
     LayerName::of(SnapshotId::from_u128(number))
@@ -30,7 +30,7 @@ fn name(number: u128) -> LayerName {
 
 /// Waits for the next tick of the clock of files, after which nothing counts as changed just because
 /// it changed a moment ago.
-fn settle() {
+pub(crate) fn settle() {
     let read = |clock| {
         let now = clock_gettime(clock);
         (now.tv_sec, now.tv_nsec)
@@ -41,12 +41,12 @@ fn settle() {
     }
 }
 
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
 /// Says why a case cannot run. As root every case runs, so that a test run as root skips nothing.
-fn needs_root(why: &str) -> bool {
+pub(crate) fn needs_root(why: &str) -> bool {
     if !is_root() {
         eprintln!("skipped without root: {why}");
     }
@@ -114,7 +114,7 @@ impl Scene {
     }
 }
 
-fn entries(directory: &Path) -> Vec<String> {
+pub(crate) fn entries(directory: &Path) -> Vec<String> {
     let names = fs::read_dir(directory).unwrap();
     let mut names: Vec<_> =
         names.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();

@@ -3,6 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test, what cannot be unwrapped is a failure")]
 
+mod docker;
 mod layer;
 mod local;
 mod sqlite;

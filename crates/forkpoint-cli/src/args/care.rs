@@ -1,5 +1,7 @@
 //! The verbs that keep things in order.
 
+use std::path::PathBuf;
+
 use clap::Args;
 
 use super::value;
@@ -43,4 +45,15 @@ pub(crate) struct ValidateArgs {
     /// For a snapshot with processes and memory
     #[arg(long)]
     pub(crate) full: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ImportLegacyArgs {
+    /// The older manager's storage: the directory that has `metadata` in it
+    #[arg(value_name = "DIR")]
+    pub(crate) directory: PathBuf,
+
+    /// Tell what would be taken over, and take nothing
+    #[arg(long)]
+    pub(crate) dry_run: bool,
 }

@@ -8,10 +8,12 @@ Examples:
   forkpoint snapshot web -m 'it works'    keep this moment
   forkpoint rollback web                  go back to it
   forkpoint fork web -n 8 --name try      eight copies, try-1 to try-8
+  forkpoint snapshot docker:webapp        any container of Docker's is a sandbox
   forkpoint run --name fix --workspace .  let an agent loose on this directory,
   forkpoint apply fix                     and bring home what it changed
 
-A SANDBOX is an id, an unambiguous prefix of one, or a name. A SNAPSHOT is an id, a prefix, a name,
+A SANDBOX is an id, an unambiguous prefix of one, or a name; `docker:NAME` is a container of Docker's,
+by its name or id, whether or not it was made here. A SNAPSHOT is an id, a prefix, a name,
 or `SANDBOX@latest`, `SANDBOX@2` (the second newest). `forkpoint VERB --help` has examples for each.
 
 Exit codes:
@@ -41,7 +43,7 @@ Examples:
   forkpoint doctor --json | jq '.checks[] | select(.verdict == \"no\")'
 
 JSON: {\"driver\", \"works\", \"data_dir\", \"checks\": [{\"name\", \"verdict\": \"yes|limited|no\",
-\"detail\", \"way_out\"}]}";
+\"detail\", \"way_out\"}], \"docker\": {\"works\", \"checks\"}}; \"checks\" are those of driver `local`";
 
 pub(super) const RUN: &str = "\
 The exit code is the command's own. Signals go on to the command. The sandbox stays afterwards,
@@ -67,6 +69,7 @@ Examples:
   box=$(forkpoint create --network host --workdir /srv)
   forkpoint create --name scratch --ttl 4h
 
+  forkpoint create --driver docker --template nginx --name front --publish 8080:80
   forkpoint create --name fix --workspace ~/project:/srv/project --workspace-mode copy
 
 JSON: the sandbox, as in `forkpoint ps --help`";
@@ -88,10 +91,8 @@ Examples:
   forkpoint rm --force $(forkpoint ps -q)
 
 JSON: {\"sandboxes\": [{\"id\", \"name\", \"state\": \"running|paused|stopped|lost|unknown\", \"driver\",
-\"template\", \"head\", \"labels\", \"created\", \"expires\", \"adopted\", \"workdir\", \"user\", \"network\",
-\"memory_bytes\", \"cpu_millis\", \"pids\"}]}, with --usage also \"usage\": {\"disk_bytes\", \"memory_bytes\",
-
-\"template\", \"head\", \"labels\", \"created\", \"adopted\", \"workdir\", \"user\", \"network\",
+\"template\", \"head\", \"labels\", \"created\", \"expires\", \"adopted\", \"native_name\", \"workdir\",
+\"user\", \"network\",
 \"memory_bytes\", \"cpu_millis\", \"pids\", \"workspaces\": [{\"source\", \"at\", \"mode\": \"live|copy\",
 \"since\"}]}]}, with --usage also \"usage\": {\"disk_bytes\", \"memory_bytes\",
 \"processes\", \"cpu_ms\", \"killed_for_memory\"}; environments stay out, for they often hold secrets";
@@ -141,6 +142,7 @@ Examples:
   forkpoint snapshot web
   forkpoint snapshot web -m 'before the migration' --name before
   forkpoint snapshot web --trigger after_action --run-id r7 --step 12 --agent-state memory.json
+  forkpoint snapshot docker:webapp            a container, by its own name
   forkpoint snapshot web --skip-unchanged     prints the last one's id if nothing changed since
 
 JSON: the snapshot, as in `forkpoint list --help`; {\"skipped\": REASON} when its trigger is off, and
@@ -150,8 +152,12 @@ pub(super) const RESTORE: &str = "\
 Examples:
   forkpoint restore before --name web-again
   forkpoint restore web@2                the second newest snapshot of web
+  forkpoint restore docker:webapp@latest --name again --publish 8081:80
+  forkpoint restore docker:webapp@latest --no-preserve-networks --volumes share
 
-A live workspace that the host changed since the snapshot is told.
+A live workspace that the host changed since the snapshot is told. A container gets volumes of its
+own unless --volumes says otherwise; directories of the host that were mounted are mounted again. A
+port of the host that is taken is replaced by a free one, which is told.
 
 JSON: the sandbox, as in `forkpoint ps --help`, with \"drift\": [{\"source\", \"at\",
 \"changed\", \"examples\", \"complete\"}]: what the host changed in its workspace since the snapshot";
@@ -163,6 +169,7 @@ Examples:
   forkpoint rollback web
   forkpoint rollback web before
   forkpoint rollback web web@2
+  forkpoint rollback docker:webapp       replaced under its name, with its networks and ports
 
 JSON: {\"sandbox\": SANDBOX, \"to\": SNAPSHOT, \"drift\": as in `forkpoint restore --help`}";
 
@@ -175,6 +182,7 @@ Examples:
   forkpoint fork web
   forkpoint fork web -n 40 --name try
   forkpoint fork before -n 2 --env SEED=1
+  forkpoint fork docker:webapp -n 8 --name try    each with volumes, addresses and ports of its own
 
 JSON: {\"snapshot\", \"sandboxes\": [{\"id\", \"name\"}], \"failed\": [{\"id\", \"name\", \"error\"}],
 \"drift\": as in `forkpoint restore --help`}";
@@ -184,6 +192,7 @@ Examples:
   forkpoint list
   forkpoint list --sandbox web --trigger after_action
   forkpoint list --label team=a --limit 5 --json
+  forkpoint list --sandbox docker:webapp
 
 JSON: {\"snapshots\": [{\"id\", \"name\", \"sandbox\", \"sandbox_name\", \"parent\", \"driver\", \"template\",
 \"kind\", \"trigger\", \"description\", \"context\", \"run_id\", \"step\", \"labels\", \"agent_state_bytes\",
@@ -314,6 +323,35 @@ Examples:
 JSON: {\"dry_run\", \"plan\": [{\"id\", \"name\", \"sandbox\", \"created\", \"own_bytes\", \"reason\"}], \"deleted\": [ID],
 \"kept\": [ID], \"failed\": [{\"reference\", \"error\"}], \"unmet\": [TEXT], \"freed_bytes\"}";
 
+pub(super) const WATCH: &str = "\
+A snapshot by the clock has the trigger `periodic`, and is left out when nothing changed; one of a
+container that ended by itself with an error `on_error`, that ended otherwise or was stopped
+`run_end`. A trigger that the configuration does not enable takes nothing. Limits of the
+configuration hold after each. An engine that goes away is told and tried again. Sandboxes of driver
+`local` are watched by the clock alone. Ends when the sandbox is gone, and with Ctrl-C.
+
+Examples:
+  forkpoint watch docker:webapp --every 5m
+  forkpoint watch docker:webapp                  only when it ends
+  forkpoint watch web --every 1h --count 24
+
+JSON, a line for each: {\"event\": \"taken\", \"snapshot\": SNAPSHOT}, {\"event\": \"skipped\",
+\"reason\"}, {\"event\": \"failed|away\", \"error\"}, {\"event\": \"started|back|gone\"}";
+
+pub(super) const IMPORT_LEGACY: &str = "\
+Reads `metadata/*.json` and `index.json`. Each snapshot whose image the Docker engine still has can
+be restored from then on; the image stays whose it was, and deleting the snapshot here leaves it. What
+is damaged, unfinished or has lost its image is told one by one, and the exit code is then 1. Doing
+it twice does no harm. Times without a zone are taken for UTC.
+
+Examples:
+  forkpoint import-legacy ./.snapshots --dry-run
+  forkpoint import-legacy ./.snapshots
+  forkpoint restore docker:webapp@latest --name again     after that
+
+JSON: {\"dry_run\", \"snapshots\": [{\"legacy_id\", \"outcome\": \"imported|known|skipped|failed\", \"id\",
+\"name\", \"reason\"}]}";
+
 pub(super) const STATS: &str = "\
 Examples:
   forkpoint stats
@@ -330,6 +368,7 @@ The exit code is 0 when a snapshot can be taken, 1 when something is in the way.
 Examples:
   forkpoint validate web
   forkpoint validate web --full
+  forkpoint validate docker:webapp       bind mounts, for example, are attached again, not copied
 
 JSON: {\"sandbox\": SANDBOX, \"can\": true|false, \"findings\": [{\"severity\": \"note|left_out|blocks\",
 \"message\"}]}";

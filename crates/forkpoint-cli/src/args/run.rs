@@ -9,7 +9,7 @@ use forkpoint_core::{
     label::Labels,
     naming::Name,
     path::SandboxPath,
-    spec::{Network, Resources, SandboxSpec, Template},
+    spec::{Attachments, Network, Publish, Resources, SandboxSpec, Template},
 };
 
 use super::{WaitArgs, value, workspace::WorkspaceArgs};
@@ -25,11 +25,11 @@ pub(crate) struct SandboxArgs {
 
     /// What to start from: `host` is this machine's own system, `dir:/PATH` a directory, another name
     /// what `forkpoint template add` made; `oci:PATH`, `archive:FILE`, `docker-daemon:IMAGE` and
-    /// `registry:IMAGE` are images [default: host]
+    /// `registry:IMAGE` are images [default: host]. With --driver docker, an image that the engine has
     #[arg(long)]
     pub(crate) template: Option<String>,
 
-    /// Who runs it [default: local]
+    /// Who runs it: `local`, or `docker` for a container [default: local]
     #[arg(long)]
     pub(crate) driver: Option<String>,
 
@@ -53,6 +53,10 @@ pub(crate) struct SandboxArgs {
     /// [default: none]
     #[arg(long, value_enum, hide_possible_values = true, value_name = "none|host")]
     pub(crate) network: Option<NetworkArg>,
+
+    /// A port to publish, where the driver has ports, as Docker writes it: `8080:80`; repeatable
+    #[arg(long, short = 'p', value_name = "[[IP:]HOST:]PORT[/PROTOCOL]")]
+    pub(crate) publish: Vec<Publish>,
 
     /// The most memory it may use, such as 512M
     #[arg(long, value_name = "SIZE", value_parser = value::bytes)]
@@ -119,6 +123,7 @@ impl SandboxArgs {
                 pids: self.pids.or(limits.pids),
             },
             workspaces: workspace.into_iter().collect(),
+            attachments: Attachments { publish: self.publish.clone(), ..Attachments::default() },
             ..SandboxSpec::new(self.template(defaults).parse()?)
         };
         Ok(CreateRequest {

@@ -6,7 +6,7 @@ use clap::Args;
 use forkpoint_core::{Error, Timestamp, trigger::Trigger};
 
 use super::{
-    WaitArgs,
+    ContainerArgs, WaitArgs,
     value::{self, Expiry},
 };
 
@@ -77,8 +77,8 @@ pub(crate) struct RestoreArgs {
     /// From which snapshot
     pub(crate) snapshot: String,
 
-    /// A name for the new sandbox
-    #[arg(long)]
+    /// A name for the new sandbox, and on a platform with names of its own for the container
+    #[arg(long, alias = "container-name")]
     pub(crate) name: Option<String>,
 
     #[command(flatten)]
@@ -121,6 +121,9 @@ pub(crate) struct CopyArgs {
 
     #[command(flatten)]
     pub(crate) wait: WaitArgs,
+
+    #[command(flatten)]
+    pub(crate) container: ContainerArgs,
 }
 
 impl CopyArgs {
@@ -148,7 +151,7 @@ pub(crate) struct RollbackArgs {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ListArgs {
     /// Only snapshots of this sandbox, also when it is gone
-    #[arg(long)]
+    #[arg(long, alias = "container")]
     pub(crate) sandbox: Option<String>,
 
     /// Only snapshots taken for this reason

@@ -2,7 +2,7 @@
 
 use std::{str::FromStr, time::Duration};
 
-use forkpoint_core::{Error, Timestamp, engine::Wait};
+use forkpoint_core::{Error, Timestamp, engine::Wait, spec::VolumeChoice};
 use jiff::SignedDuration;
 
 use crate::app::now;
@@ -126,6 +126,12 @@ pub(crate) fn timeout(text: &str) -> Result<Duration, String> {
 pub(crate) fn from_now(time: Duration) -> Result<Timestamp, Error> {
     let later = SignedDuration::try_from(time).ok().and_then(|time| now().checked_add(time).ok());
     later.ok_or_else(|| Error::invalid("that is later than any calendar goes"))
+}
+
+pub(crate) fn volumes(text: &str) -> Result<VolumeChoice, String> {
+    let all = [VolumeChoice::Copy, VolumeChoice::Share, VolumeChoice::None];
+    let found = all.into_iter().find(|choice| choice.as_str() == text);
+    found.ok_or_else(|| "give `copy`, `share` or `none`".to_owned())
 }
 
 /// `7d`, or `never`.

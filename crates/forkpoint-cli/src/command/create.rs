@@ -9,6 +9,7 @@ use crate::{
     args::{CreateArgs, SandboxArgs},
     fail::{About, Failure},
     output::record::{SandboxJson, shown},
+    wire::DEFAULT_DRIVER,
 };
 
 pub(super) async fn create(app: &App, args: &CreateArgs) -> Outcome {
@@ -35,7 +36,14 @@ pub(super) async fn make(app: &App, args: &SandboxArgs) -> Result<SandboxRecord,
             Some(_) => Failure::from(err),
             None => Failure::new(err, about()),
         })?;
-    if ImageSource::parse(template).map_err(|err| Failure::new(err, about()))?.is_some() {
+    let driver = app.config.driver(args.driver.as_deref());
+    if driver != DEFAULT_DRIVER && args.template.is_none() && defaults.template.is_none() {
+        let message =
+            format!("driver `{driver}` starts from an image: say which with `--template`");
+        return Err(Failure::new(Error::invalid(message), about()));
+    }
+    let is_image = || ImageSource::parse(template).map_err(|err| Failure::new(err, about()));
+    if driver == DEFAULT_DRIVER && is_image()?.is_some() {
         // Here and not by the driver, which would do it without a sign of how far it has come.
         let fetched = template::fetch(app, None, template).await?;
         let name = fetched.name.parse();

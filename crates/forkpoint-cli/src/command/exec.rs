@@ -19,6 +19,7 @@ use crate::{
     output::record::shown,
     signal::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGWINCH, Signals},
     terminal::{self, RawMode},
+    wire::DEFAULT_DRIVER,
 };
 
 const TIMED_OUT: u8 = 124;
@@ -66,6 +67,10 @@ pub(super) async fn run(app: &App, args: &RunArgs) -> Outcome {
 
 /// What the template's image says about commands, if it is one.
 fn preset(app: &App, record: &SandboxRecord) -> ImageConfig {
+    if record.driver != DEFAULT_DRIVER {
+        // A container runs its image's own command; this is one more.
+        return ImageConfig::default();
+    }
     let template = app.templates.find(record.spec.template.as_str());
     template.ok().flatten().map(|template| template.config).unwrap_or_default()
 }

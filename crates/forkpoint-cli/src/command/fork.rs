@@ -69,6 +69,7 @@ async fn request(app: &App, args: &ForkArgs) -> Result<ForkRequest, Error> {
         name,
         labels,
         env: args.copy.env(),
+        attachments: args.copy.container.attachments(),
         expires: args.copy.expires()?,
         wait: args.copy.wait.wait(),
         ..ForkRequest::new(source, args.count)

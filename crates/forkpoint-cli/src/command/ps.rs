@@ -11,7 +11,7 @@ use crate::{
     args::PsArgs,
     output::{
         human::{age, left, size},
-        record::{SandboxJson, shown, state},
+        record::{SandboxJson, native_name, shown, state},
         table::{Column, Table},
     },
 };
@@ -103,9 +103,11 @@ const USAGE: [Column; 4] = [
 fn table(app: &App, views: &[SandboxView], usages: &[Option<SandboxUsage>]) -> String {
     let with_usage = usages.iter().any(Option::is_some);
     let with_end = views.iter().any(|view| view.record.expires.is_some());
+    let with_native = views.iter().any(|view| native_name(&view.record).is_some());
+    let native = with_native.then_some(Column::Shrinks("NATIVE"));
     let end = with_end.then_some(Column::Number("LEFT"));
     let usage = USAGE.into_iter().filter(|_| with_usage);
-    let mut table = Table::new(COLUMNS.into_iter().chain(end).chain(usage));
+    let mut table = Table::new(COLUMNS.into_iter().chain(native).chain(end).chain(usage));
     let now = app.now();
     for (view, usage) in views.iter().zip(usages) {
         let record = &view.record;
@@ -119,7 +121,10 @@ fn table(app: &App, views: &[SandboxView], usages: &[Option<SandboxUsage>]) -> S
         ];
         let expires = record.expires.map_or_else(|| "-".to_owned(), |at| left(at, now));
         let end = with_end.then_some(expires);
-        table.add(cells.into_iter().chain(end).chain(usage.iter().flat_map(usage_cells)));
+        let native = with_native.then(|| native_name(record).unwrap_or("-").to_owned());
+        table.add(
+            cells.into_iter().chain(native).chain(end).chain(usage.iter().flat_map(usage_cells)),
+        );
     }
     let paint = app.out.paint;
     table.render(app.out.width, paint, |column, text| match (column, text) {

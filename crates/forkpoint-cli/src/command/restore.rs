@@ -26,6 +26,7 @@ pub(super) async fn restore(app: &App, args: &RestoreArgs) -> Outcome {
         name: args.name.as_deref().map(str::parse).transpose()?,
         labels: Labels::new(args.copy.labels.clone())?,
         env: args.copy.env(),
+        attachments: args.copy.container.attachments(),
         expires: args.copy.expires()?,
         wait: args.copy.wait.wait(),
         ..RestoreRequest::new(&args.snapshot)

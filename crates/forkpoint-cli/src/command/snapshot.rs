@@ -143,7 +143,7 @@ fn tell(app: &App, taken: &TakenSnapshot) -> Result<(), Failure> {
 }
 
 /// What the configured limits did, in a line.
-fn retained(app: &App, report: &PruneReport) {
+pub(super) fn retained(app: &App, report: &PruneReport) {
     if !report.deleted.is_empty() {
         let (what, freed) = (many(report.deleted.len(), "snapshot"), size(report.freed_bytes));
         app.out.note(format!("retention deleted {what}, and {freed} came free"));

@@ -29,6 +29,8 @@ pub(crate) struct SandboxJson<'a> {
     created: Timestamp,
     expires: Option<Timestamp>,
     adopted: bool,
+    /// What its platform calls it, where that has names of its own.
+    native_name: Option<&'a str>,
     workdir: Option<&'a SandboxPath>,
     user: Option<&'a str>,
     network: Network,
@@ -52,6 +54,7 @@ impl<'a> SandboxJson<'a> {
             created: record.created,
             expires: record.expires,
             adopted: record.adopted.is_some(),
+            native_name: native_name(record),
             workdir: spec.workdir.as_ref(),
             user: spec.user.as_deref(),
             network: spec.network,
@@ -93,6 +96,11 @@ pub(crate) const fn state_name(state: SandboxState) -> &'static str {
 /// The name if it has one, else the id.
 pub(crate) fn shown(record: &SandboxRecord) -> String {
     record.name.as_ref().map_or_else(|| record.id.to_string(), ToString::to_string)
+}
+
+/// What its platform calls it, where that has names of its own.
+pub(crate) fn native_name(record: &SandboxRecord) -> Option<&str> {
+    record.adopted.as_deref().or(record.spec.attachments.native_name.as_deref())
 }
 
 #[derive(Debug, Serialize)]

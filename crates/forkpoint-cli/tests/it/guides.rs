@@ -10,7 +10,10 @@ use std::{
     process::{Command, Stdio},
 };
 
-use crate::harness::Home;
+use forkpoint_testkit::docker::DockerEngine;
+use tempfile::TempDir;
+
+use crate::{docker::import_server, harness::Home};
 
 #[derive(Debug)]
 struct Step {
@@ -46,7 +49,7 @@ fn steps(text: &str) -> Vec<Step> {
 }
 
 /// What each command prints, in one shell.
-fn play(home: &Home, steps: &[Step]) -> Vec<Vec<String>> {
+fn play(home: &Home, steps: &[Step], engine: Option<&DockerEngine>) -> Vec<Vec<String>> {
     let mark = "@@ end of a step @@";
     let work = home.path().join("work");
     fs::create_dir_all(&work).expect("a directory to work in");
@@ -64,6 +67,7 @@ fn play(home: &Home, steps: &[Step]) -> Vec<Vec<String>> {
         .env("HOME", &work)
         .env("GIT_CONFIG_GLOBAL", "/dev/null")
         .env_remove("FORKPOINT_CONFIG")
+        .envs(engine.map(|engine| ("DOCKER_HOST", engine.host())))
         .envs(["AUTHOR", "COMMITTER"].map(|who| (format!("GIT_{who}_NAME"), "Ada")))
         .envs(["AUTHOR", "COMMITTER"].map(|who| (format!("GIT_{who}_EMAIL"), "ada@example.org")))
         .stdin(Stdio::null())
@@ -110,11 +114,26 @@ fn fits(pattern: &[String], lines: &[String]) -> bool {
 }
 
 fn check(document: &Path) {
+    check_with(document, None);
+}
+
+/// With an engine of its own, for the names that a document uses; `nginx` is what serves a page there.
+fn check_with_docker(document: &Path) {
+    let directory = TempDir::new().expect("a directory");
+    let engine = DockerEngine::own(directory.path());
+    import_server(&engine, "nginx", directory.path());
+    check_with(document, Some(&engine));
+}
+
+fn check_with(document: &Path, engine: Option<&DockerEngine>) {
     let text = fs::read_to_string(document).expect("a document");
     let steps = steps(&text);
     assert!(!steps.is_empty(), "{}: nothing to try", document.display());
-    let home = Home::new();
-    let played = play(&home, &steps);
+    let home = match engine {
+        Some(engine) => Home::with_env("DOCKER_HOST", engine.host()),
+        None => Home::new(),
+    };
+    let played = play(&home, &steps, engine);
     for (step, told) in steps.iter().zip(&played) {
         assert!(
             fits(&step.told, told),
@@ -133,7 +152,7 @@ fn root() -> PathBuf {
 
 #[test]
 fn the_tour_of_the_readme_is_true() {
-    check(&root().join("README.md"));
+    check_with_docker(&root().join("README.md"));
 }
 
 #[test]
@@ -154,6 +173,11 @@ fn a_workspace_is_kept_as_the_guide_says() {
 #[test]
 fn templates_are_made_as_the_guide_says() {
     check(&root().join("docs/use-an-image.md"));
+}
+
+#[test]
+fn containers_are_kept_as_the_guide_says() {
+    check_with_docker(&root().join("docs/docker.md"));
 }
 
 /// A guide that nobody tries is soon wrong.

@@ -60,11 +60,19 @@ impl Run {
 #[derive(Debug)]
 pub(crate) struct Home {
     dir: TempDir,
+    env: Vec<(&'static str, String)>,
 }
 
 impl Home {
     pub(crate) fn new() -> Self {
-        Self { dir: tempfile::tempdir().expect("a directory for the test") }
+        Self { dir: tempfile::tempdir().expect("a directory for the test"), env: Vec::new() }
+    }
+
+    /// One whose commands all see this.
+    pub(crate) fn with_env(name: &'static str, value: String) -> Self {
+        let mut home = Self::new();
+        home.env.push((name, value));
+        home
     }
 
     pub(crate) fn below(directory: &Path) -> Self {
@@ -90,6 +98,7 @@ impl Home {
         command.arg("--data-dir").arg(self.path().join("data")).args(args);
         command.env_remove("FORKPOINT_DATA_DIR").env_remove("FORKPOINT_CONFIG");
         command.env("XDG_CONFIG_HOME", self.path().join("config")).stdin(Stdio::null());
+        command.envs(self.env.iter().map(|(name, value)| (name, value)));
         command
     }
 

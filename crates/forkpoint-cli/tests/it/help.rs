@@ -4,7 +4,7 @@ use std::process::Command;
 
 use crate::harness::Run;
 
-pub(crate) const VERBS: [&str; 31] = [
+pub(crate) const VERBS: [&str; 33] = [
     "demo",
     "doctor",
     "run",
@@ -30,9 +30,11 @@ pub(crate) const VERBS: [&str; 31] = [
     "apply",
     "edit",
     "delete",
+    "watch",
     "prune",
     "stats",
     "validate",
+    "import-legacy",
     "template",
     "config",
     "completions",

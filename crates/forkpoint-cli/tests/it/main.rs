@@ -6,6 +6,7 @@ mod commands;
 mod completions;
 mod config;
 mod demo;
+mod docker;
 mod documents;
 mod errors;
 mod guides;

@@ -24,6 +24,8 @@ pub enum Change {
     },
     /// The sandbox now stands on it, and holds its pieces.
     SnapshotTaken { snapshot: Box<SnapshotRecord>, agent_state: Option<Bytes> },
+    /// It came from elsewhere: no sandbox stands on it.
+    SnapshotImported { snapshot: Box<SnapshotRecord> },
     /// Name, description, labels, expiry and pin are as in this record; nothing else changes.
     SnapshotEdited { snapshot: Box<SnapshotRecord> },
     /// Pieces that nobody needs now become chores. The lineage remembers it while something hangs
@@ -43,7 +45,9 @@ impl Change {
     #[must_use]
     pub fn must_be_durable(&self) -> bool {
         match self {
-            Self::SnapshotTaken { snapshot, .. } => snapshot.durable,
+            Self::SnapshotTaken { snapshot, .. } | Self::SnapshotImported { snapshot } => {
+                snapshot.durable
+            }
             _ => false,
         }
     }

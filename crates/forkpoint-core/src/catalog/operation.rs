@@ -31,6 +31,7 @@ pub enum OperationKind {
     Destroy { sandbox: SandboxId, adopted: bool },
     Delete { snapshot: SnapshotId },
     Edit { snapshot: SnapshotId, new_name: Option<Name> },
+    Import { snapshot: SnapshotId, name: Name },
 }
 
 /// What somebody wants of a sandbox's processes.
@@ -89,6 +90,10 @@ impl Operation {
             OperationKind::Delete { snapshot } => {
                 vec![Claimed::existing(Resource::Snapshot(*snapshot))]
             }
+            OperationKind::Import { snapshot, name } => vec![
+                Claimed::new(Resource::Snapshot(*snapshot)),
+                Claimed::new(Resource::SnapshotName(name.clone())),
+            ],
             OperationKind::Edit { snapshot, new_name } => {
                 let mut claims = vec![Claimed::existing(Resource::Snapshot(*snapshot))];
                 let name = new_name.clone().map(Resource::SnapshotName).map(Claimed::new);
@@ -131,6 +136,7 @@ impl OperationKind {
             Self::Destroy { .. } => "destroy",
             Self::Delete { .. } => "delete",
             Self::Edit { .. } => "edit",
+            Self::Import { .. } => "import",
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-use super::SandboxState;
+use super::{SandboxState, SnapshotKind};
 use crate::{
     error::{BoxError, Error},
     id::{SandboxId, SnapshotId},
@@ -55,6 +55,13 @@ pub enum DriverError {
 
     #[error("driver `{driver}` cannot {operation}")]
     Unsupported { driver: &'static str, operation: &'static str },
+
+    /// The kind is one that the driver knows; here, or of this sandbox, it cannot be had.
+    #[error("driver `{driver}` cannot take a snapshot {} here: {reason}", match kind {
+        SnapshotKind::Files => "of files",
+        SnapshotKind::Full => "with processes and memory",
+    })]
+    KindUnavailable { driver: &'static str, kind: SnapshotKind, reason: String },
 
     #[error("template `{name}` is there already, and is something else")]
     TemplateTaken { name: String },

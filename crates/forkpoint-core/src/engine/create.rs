@@ -5,7 +5,7 @@ use jiff::Timestamp;
 use super::{Active, Engine, Inner, Wait};
 use crate::{
     catalog::{CatalogError, Change, NewSandbox, OperationKind, SandboxRecord},
-    driver::DriverError,
+    driver::{Adopted, Driver, DriverError},
     error::{Context as _, Error, ErrorKind, Result},
     id::SandboxId,
     label::Labels,
@@ -76,6 +76,7 @@ impl Inner {
     async fn create(&self, request: CreateRequest) -> Result<SandboxRecord> {
         let CreateRequest { driver, spec, name, labels, expires, .. } = request;
         let driver = self.driver(driver.as_deref().unwrap_or(&self.config.default_driver))?;
+        let spec = attached(driver.as_ref(), spec, name.as_ref())?;
         spec.check()?;
         let id = self.new_sandbox_id();
         let shown = name.as_ref().map_or_else(|| id.to_string(), ToString::to_string);
@@ -104,6 +105,7 @@ impl Inner {
         };
         let work = work.map(|()| (added(&record), ())).map_err(Error::from);
         self.conclude(active, work).await.context(doing)?;
+        self.pass_on(driver.as_ref(), &record);
         Ok(record)
     }
 
@@ -119,14 +121,25 @@ impl Inner {
         if let Ok(known) = self.catalog.sandbox(adopted.id).await {
             return check_adopted(known);
         }
+        check_adopted(self.take_in(driver.name(), adopted, wanted, labels).await?)
+    }
 
+    /// Puts into the catalog what was there before us.
+    pub(super) async fn take_in(
+        &self,
+        driver: &str,
+        adopted: Adopted,
+        wanted: Option<Name>,
+        labels: Labels,
+    ) -> Result<SandboxRecord> {
+        let doing = || format!("failed to adopt `{}`", adopted.native_name);
         let begun = match wanted {
-            Some(name) => self.begin_adopt(driver.name(), adopted.id, Some(name)).await,
+            Some(name) => self.begin_adopt(driver, adopted.id, Some(name)).await,
             None => {
                 let name = adopted.native_name.parse().ok();
-                match self.begin_adopt(driver.name(), adopted.id, name).await {
+                match self.begin_adopt(driver, adopted.id, name).await {
                     Err(err) if err.is_about_a_name() => {
-                        self.begin_adopt(driver.name(), adopted.id, None).await
+                        self.begin_adopt(driver, adopted.id, None).await
                     }
                     begun => begun,
                 }
@@ -135,17 +148,17 @@ impl Inner {
         let (active, name) = match begun {
             // Another process adopted it a moment ago.
             Err(CatalogError::AlreadyKnown { .. }) => {
-                return check_adopted(self.catalog.sandbox(adopted.id).await?);
+                return Ok(self.catalog.sandbox(adopted.id).await?);
             }
             begun => begun.context(doing)?,
         };
         let record = SandboxRecord {
             id: adopted.id,
             name,
-            driver: driver.name().to_owned(),
-            spec: adopted.spec,
+            driver: driver.to_owned(),
+            spec: adopted.spec.clone(),
             labels,
-            adopted: Some(adopted.native_name),
+            adopted: Some(adopted.native_name.clone()),
             head: None,
             created: self.environment.now(),
             expires: None,
@@ -166,6 +179,23 @@ impl Inner {
         let active = self.begin(driver, OperationKind::Adopt { sandbox }).await?;
         Ok((active, name))
     }
+}
+
+/// Refuses attachments where the driver has none; elsewhere the platform is to know the sandbox by its
+/// name.
+pub(super) fn attached(
+    driver: &dyn Driver,
+    mut spec: SandboxSpec,
+    name: Option<&Name>,
+) -> Result<SandboxSpec, DriverError> {
+    if driver.capabilities().attachments {
+        let native = &mut spec.attachments.native_name;
+        *native = native.take().or_else(|| name.map(ToString::to_string));
+    } else if !spec.attachments.is_default() {
+        let operation = "give a sandbox networks, volumes, ports or a name of the platform's";
+        return Err(DriverError::Unsupported { driver: driver.name(), operation });
+    }
+    Ok(spec)
 }
 
 fn check_adopted(known: SandboxRecord) -> Result<SandboxRecord> {

@@ -20,7 +20,7 @@ impl Engine {
 
 impl Inner {
     pub(super) async fn destroy(&self, reference: &str) -> Result<SandboxRecord> {
-        let record = self.find_sandbox(reference).await?;
+        let record = self.find_known(reference).await?;
         let driver = self.driver(&record.driver)?;
         let doing = || format!("failed to destroy sandbox `{reference}`");
         let (sandbox, adopted) = (record.id, record.adopted.is_some());

@@ -8,7 +8,9 @@ use std::{
 use futures::{StreamExt as _, stream};
 use jiff::Timestamp;
 
-use super::{Engine, Inner, SnapshotOutcome, SnapshotRequest, Wait, hooks::HookPoint};
+use super::{
+    Engine, Inner, SnapshotOutcome, SnapshotRequest, Wait, create::attached, hooks::HookPoint,
+};
 use crate::{
     catalog::{CatalogError, Change, NewSandbox, OperationKind, SandboxRecord, SnapshotRecord},
     driver::{Driver, SnapshotKind},
@@ -16,7 +18,7 @@ use crate::{
     id::{SandboxId, SnapshotId},
     label::Labels,
     naming::Name,
-    spec::SandboxSpec,
+    spec::{Attachments, Publish, SandboxSpec},
 };
 
 #[derive(Clone, Debug)]
@@ -26,6 +28,7 @@ pub struct RestoreRequest {
     pub labels: Labels,
     /// Added to the environment that the snapshot's sandbox had.
     pub env: BTreeMap<String, String>,
+    pub attachments: Attachments,
     /// When it is to be destroyed.
     pub expires: Option<Timestamp>,
     pub wait: Wait,
@@ -38,6 +41,7 @@ impl RestoreRequest {
             name: None,
             labels: Labels::default(),
             env: BTreeMap::new(),
+            attachments: Attachments::default(),
             expires: None,
             wait: Wait::No,
         }
@@ -52,6 +56,8 @@ pub struct ForkRequest {
     pub name: Option<Name>,
     pub labels: Labels,
     pub env: BTreeMap<String, String>,
+    /// Of each copy.
+    pub attachments: Attachments,
     /// When they are to be destroyed.
     pub expires: Option<Timestamp>,
     pub wait: Wait,
@@ -73,6 +79,7 @@ impl ForkRequest {
             name: None,
             labels: Labels::default(),
             env: BTreeMap::new(),
+            attachments: Attachments::default(),
             expires: None,
             wait: Wait::No,
         }
@@ -97,8 +104,9 @@ pub struct Child {
 impl Engine {
     /// A new sandbox from a snapshot. The source stays as it is.
     pub async fn restore(&self, request: RestoreRequest) -> Result<SandboxRecord> {
-        let RestoreRequest { snapshot, name, labels, env, expires, wait } = request;
-        let children = Children { count: 1, name, numbered: false, labels, env, expires };
+        let RestoreRequest { snapshot, name, labels, env, attachments, expires, wait } = request;
+        let numbered = false;
+        let children = Children { count: 1, name, numbered, labels, env, attachments, expires };
         let forked = self.make(ForkSource::Snapshot(snapshot), children, wait).await?;
         match forked.children.into_iter().next() {
             Some(child) => child.result,
@@ -109,14 +117,15 @@ impl Engine {
     /// Copies of one state. A copy that fails is undone alone and reported alone; the call fails
     /// only when nothing could be tried, or when the results could not be recorded.
     pub async fn fork(&self, request: ForkRequest) -> Result<Forked> {
-        let ForkRequest { source, count, name, labels, env, expires, wait } = request;
+        let ForkRequest { source, count, name, labels, env, attachments, expires, wait } = request;
         let max = self.inner.config.max_forks;
         if count == 0 || count > max {
             return Err(Error::invalid(format!(
                 "cannot fork {count} times: 1 to {max} is possible"
             )));
         }
-        let children = Children { count, name, numbered: true, labels, env, expires };
+        let numbered = true;
+        let children = Children { count, name, numbered, labels, env, attachments, expires };
         self.make(source, children, wait).await
     }
 
@@ -150,6 +159,7 @@ struct Children {
     numbered: bool,
     labels: Labels,
     env: BTreeMap<String, String>,
+    attachments: Attachments,
     expires: Option<Timestamp>,
 }
 
@@ -166,21 +176,41 @@ impl Children {
     fn spec(&self, source: &SandboxSpec) -> SandboxSpec {
         let mut spec = source.clone();
         spec.env.extend(self.env.clone());
+        spec.attachments = self.attachments.clone();
         spec
     }
 
-    fn record(&self, child: &NewSandbox, from: &SnapshotRecord, at: Timestamp) -> SandboxRecord {
-        SandboxRecord {
+    fn check(&self, driver: &dyn Driver, source: &SandboxSpec) -> Result<()> {
+        let numbered = self.count > 1;
+        let fixed = |port: &&Publish| port.host_port.is_some();
+        match self.attachments.publish.iter().find(fixed).filter(|_| numbered) {
+            Some(port) => Err(Error::invalid(format!(
+                "{} copies cannot all have port `{port}` of the host: `{}` gives each one that is free",
+                self.count,
+                Publish { host_port: None, ..*port }
+            ))),
+            None => attached(driver, self.spec(source), None)?.check(),
+        }
+    }
+
+    fn record(
+        &self,
+        driver: &dyn Driver,
+        child: &NewSandbox,
+        from: &SnapshotRecord,
+        at: Timestamp,
+    ) -> Result<SandboxRecord> {
+        Ok(SandboxRecord {
             id: child.id,
             name: child.name.clone(),
             driver: from.driver.clone(),
-            spec: self.spec(&from.spec),
+            spec: attached(driver, self.spec(&from.spec), child.name.as_ref())?,
             labels: self.labels.clone(),
             adopted: None,
             head: Some(from.id),
             created: at,
             expires: self.expires,
-        }
+        })
     }
 }
 
@@ -222,7 +252,7 @@ impl Inner {
 
     async fn check_children(&self, sandbox: &str, children: &Children) -> Result<()> {
         let sandbox = self.find_sandbox(sandbox).await?;
-        children.spec(&sandbox.spec).check()?;
+        children.check(self.driver(&sandbox.driver)?.as_ref(), &sandbox.spec)?;
         for name in children.names()?.into_iter().flatten() {
             let found = self.catalog.find_sandbox(&sandbox.driver, name.as_str()).await;
             if let Ok(taken) = found
@@ -236,15 +266,17 @@ impl Inner {
 
     async fn fork(&self, snapshot: &SnapshotRecord, wanted: &Children) -> Result<Forked> {
         let driver = self.driver(&snapshot.driver)?;
-        wanted.spec(&snapshot.spec).check()?;
+        wanted.check(driver.as_ref(), &snapshot.spec)?;
         let children: Vec<NewSandbox> = wanted
             .names()?
             .into_iter()
             .map(|name| NewSandbox { id: self.new_sandbox_id(), name })
             .collect();
         let at = self.environment.now();
-        let records: Vec<_> =
-            children.iter().map(|child| wanted.record(child, snapshot, at)).collect();
+        let records: Vec<_> = children
+            .iter()
+            .map(|child| wanted.record(driver.as_ref(), child, snapshot, at))
+            .collect::<Result<_>>()?;
 
         let kind = OperationKind::Fork { snapshot: snapshot.id, children };
         let active = self.begin(driver.name(), kind).await?;
@@ -287,6 +319,7 @@ impl Inner {
             },
             Err(err) => Err(err.into()),
         };
+        self.pass_on(driver.as_ref(), &record);
         let Err(err) = made else {
             return Attempt { child: Child { id, name, result: Ok(record) }, left: false };
         };

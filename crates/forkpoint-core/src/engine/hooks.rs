@@ -16,7 +16,8 @@ use futures::{
 
 use super::Inner;
 use crate::{
-    driver::{Command, DriverError, ExitStatus, Leaves, Process, Sandbox},
+    catalog::SandboxRecord,
+    driver::{Command, Driver, DriverError, ExitStatus, Leaves, Process, Sandbox},
     error::{Error, ErrorKind, Result},
     id::SnapshotId,
     part::ByteStream,
@@ -75,7 +76,7 @@ impl Notices {
         Self(Some(Arc::new(listener)))
     }
 
-    fn tell(&self, text: &str) {
+    pub(super) fn tell(&self, text: &str) {
         match &self.0 {
             Some(listener) => listener(text),
             None => tracing::warn!("{text}"),
@@ -115,6 +116,15 @@ impl HookPoint {
 }
 
 impl Inner {
+    /// Tells whoever asked what the driver did otherwise.
+    pub(super) fn pass_on(&self, driver: &dyn Driver, about: &SandboxRecord) {
+        for notice in driver.notices(about.id) {
+            let name =
+                about.name.as_ref().map_or_else(|| about.id.to_string(), ToString::to_string);
+            self.config.notices.tell(&format!("sandbox `{name}`: {notice}"));
+        }
+    }
+
     /// Runs a hook where there is one. An error where its failure is to stop what it belongs to.
     pub(super) async fn run_hook(
         &self,

@@ -114,6 +114,7 @@ impl Inner {
                 driver.settle(*sandbox).await?;
                 driver.unseal(*snapshot).await?;
             }
+            OperationKind::Import { snapshot, .. } => driver.unseal(*snapshot).await?,
             // Nobody asks how far it came: what runs is what the driver says runs.
             OperationKind::Switch { sandbox, .. } => driver.settle(*sandbox).await?,
             OperationKind::Rollback { sandbox, to } => {

@@ -35,7 +35,8 @@ impl Engine {
 
 impl Inner {
     async fn rollback(&self, request: &RollbackRequest) -> Result<SnapshotRecord> {
-        let sandbox = self.find_sandbox(&request.sandbox).await?;
+        let found = self.look_up(&request.sandbox).await?;
+        let sandbox = &found.record;
         let driver = self.driver(&sandbox.driver)?;
         if !driver.capabilities().rollback {
             let driver = driver.name();
@@ -43,7 +44,7 @@ impl Inner {
         }
         let to = match &request.to {
             Some(reference) => self.find_snapshot(reference).await?,
-            None => self.newest_snapshot(&sandbox).await?,
+            None => self.newest_snapshot(sandbox).await?,
         };
         if to.driver != sandbox.driver {
             let message = format!(
@@ -54,9 +55,11 @@ impl Inner {
         }
         let doing = || format!("failed to roll back sandbox `{}`", request.sandbox);
 
+        let sandbox = self.enlist(found).await.context(doing)?;
         let kind = OperationKind::Rollback { sandbox: sandbox.id, to: to.id };
         let active = self.begin(driver.name(), kind).await.context(doing)?;
         let work = driver.rollback(sandbox.id, &sandbox.spec, &to.artifact).await;
+        self.pass_on(driver.as_ref(), &sandbox);
         if let Ok(live) = &work {
             // What cannot be told the driver now is done by whoever comes next.
             let _ = self.set_end(driver.as_ref(), &sandbox).await;

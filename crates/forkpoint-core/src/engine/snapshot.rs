@@ -111,14 +111,16 @@ impl Engine {
 
 impl Inner {
     pub(super) async fn snapshot(&self, request: SnapshotRequest) -> Result<SnapshotOutcome> {
-        let sandbox = self.find_sandbox(&request.sandbox).await?;
+        let found = self.look_up(&request.sandbox).await?;
         let trigger = request.trigger;
         if !self.config.triggers.contains(trigger) {
             return Ok(SnapshotOutcome::Skipped(SkipReason::TriggerDisabled(trigger)));
         }
-        let driver = self.driver(&sandbox.driver)?;
+        let driver = self.driver(&found.record.driver)?;
         self.check_snapshot(&request, driver.as_ref())?;
         let doing = || format!("failed to take a snapshot of sandbox `{}`", request.sandbox);
+        driver.can_seal(found.record.id, request.kind).await.context(doing)?;
+        let sandbox = self.enlist(found).await.context(doing)?;
 
         let id = self.new_snapshot_id();
         let at = self.environment.now();
@@ -132,6 +134,7 @@ impl Inner {
             Ok(Work::Sealed(sealed)) => Ok(*sealed),
             Err(err) => Err(err),
         };
+        self.pass_on(driver.as_ref(), &sandbox);
         let work = sealed.map(|(sandbox, artifact)| {
             let snapshot = snapshot_record(&request, sandbox, name, at, artifact);
             let agent_state = request.agent_state.clone();

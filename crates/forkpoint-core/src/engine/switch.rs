@@ -44,11 +44,12 @@ impl Engine {
 
 impl Inner {
     async fn switch(&self, reference: &str, to: Power) -> Result<SandboxRecord> {
-        let record = self.find_sandbox(reference).await?;
-        let driver = self.driver(&record.driver)?;
+        let found = self.look_up(reference).await?;
+        let driver = self.driver(&found.record.driver)?;
         check(driver.as_ref(), to)?;
         let doing = || format!("failed to {} sandbox `{reference}`", to.as_str());
 
+        let record = self.enlist(found).await.context(doing)?;
         let kind = OperationKind::Switch { sandbox: record.id, to };
         let active = self.begin(driver.name(), kind).await.context(doing)?;
         let mut work = switch(driver.as_ref(), &record, to).await;

@@ -2,6 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test, what cannot be unwrapped is a failure")]
 
+mod adoption;
+mod claims;
 mod conformance;
 mod every_call_fails;
 mod expiry;
@@ -13,3 +15,4 @@ mod parsers;
 mod races;
 mod switches;
 mod unchanged;
+mod watches;

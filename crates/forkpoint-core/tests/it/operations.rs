@@ -15,6 +15,7 @@ use forkpoint_core::{
     label::Labels,
     naming::Name,
     retention::{Reason, RetentionPolicy},
+    spec::{Attachments, SandboxSpec},
     trigger::{EnabledTriggers, Trigger},
 };
 use forkpoint_testkit::{
@@ -64,7 +65,9 @@ fn a_snapshot_keeps_everything_that_was_said_of_it() {
         assert_eq!((record.run_id.as_deref(), record.step), (Some("run-7"), Some(12)));
         assert_eq!(record.labels.get("task"), Some("upgrade"));
         assert_eq!((record.expires, record.pinned), (Some(expires), true));
-        assert_eq!(record.spec, spec());
+        let native_name = Some("web".to_owned());
+        let attachments = Attachments { native_name, ..Attachments::default() };
+        assert_eq!(record.spec, SandboxSpec { attachments, ..spec() });
         assert_eq!(record.sandbox_name.as_ref().map(Name::as_str), Some("web"));
         assert_eq!(record.agent_state_bytes, Some(8));
         let state = engine.agent_state("full").await.unwrap();
@@ -235,7 +238,9 @@ fn destroying_an_adopted_sandbox_forgets_it() {
     world.run(|engine| async move {
         let theirs = engine.destroy("theirs", Wait::No).await.unwrap();
         assert_eq!(theirs.adopted.as_deref(), Some("theirs"));
-        assert_eq!(kind_of(engine.sandbox("theirs").await), ErrorKind::NotFound);
+        assert_eq!(kind_of(engine.destroy("theirs", Wait::No).await), ErrorKind::NotFound);
+        let known = engine.sandboxes(&SandboxQuery::default()).await.unwrap().items;
+        assert!(known.iter().all(|each| each.record.id != theirs.id));
         let of = engine.list_of("theirs", SnapshotQuery::default()).await.unwrap();
         assert_eq!(of.items.len(), 1, "its snapshots are still found under its name");
     });

@@ -123,7 +123,9 @@ impl Tables {
         claim: &Claim,
         change: &Change,
     ) -> CatalogResult<Vec<Chore>> {
-        if let Change::SnapshotTaken { snapshot, .. } = change {
+        if let Change::SnapshotTaken { snapshot, .. } | Change::SnapshotImported { snapshot } =
+            change
+        {
             self.check_pieces(&snapshot.driver, &snapshot.artifact)?;
         }
         let operation = self.close(us, claim, true)?;
@@ -148,6 +150,11 @@ impl Tables {
                 }
                 self.add_pieces(&snapshot.driver, &snapshot.artifact);
                 self.stand_on(snapshot.sandbox, snapshot.id);
+            }
+            Change::SnapshotImported { snapshot } => {
+                let number = self.take_number();
+                self.snapshots.insert(number, (**snapshot).clone());
+                self.add_pieces(&snapshot.driver, &snapshot.artifact);
             }
             Change::SnapshotEdited { snapshot } => self.edit(snapshot),
             Change::SnapshotDeleted { snapshot } => self.delete(*snapshot),

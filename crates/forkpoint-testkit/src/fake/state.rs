@@ -8,12 +8,14 @@ use std::{
 use bytes::Bytes;
 use forkpoint_core::{
     driver::{
-        Adopted, Artifact, Capabilities, DriverError, DriverResult, FileState, Piece, PieceName,
-        SandboxState, SandboxStatus, SnapshotKind,
+        Adopted, Artifact, Capabilities, Claimed, DriverError, DriverResult, FileState,
+        NativeState, Piece, PieceName, SandboxEvent, SandboxState, SandboxStatus, SnapshotKind,
     },
     id::{SandboxId, SnapshotId},
     spec::SandboxSpec,
 };
+
+use futures::channel::mpsc;
 
 use super::{DRIVER, Files, process::Processes, sandbox::failed};
 use crate::simulation::mix;
@@ -29,9 +31,17 @@ pub(super) struct State {
     pub(super) violations: Vec<String>,
     pub(super) take_away: Option<fn(&mut Capabilities)>,
     pub(super) volatile: bool,
+    pub(super) notices: Vec<String>,
+    pub(super) listeners: Vec<(SandboxId, Listener)>,
+    /// States that others kept, by name.
+    pub(super) images: BTreeMap<String, Files>,
     /// Ids that ever were: none may come back but by a rollback.
     used: BTreeSet<SandboxId>,
+    /// How many there ever were that are not ours.
+    foreigners: u64,
 }
+
+type Listener = mpsc::UnboundedSender<DriverResult<SandboxEvent>>;
 
 #[derive(Debug)]
 pub(super) struct Row {
@@ -45,7 +55,7 @@ pub(super) struct Row {
     base: Option<SnapshotId>,
     top: Option<PieceName>,
     /// The platform's name of one that we did not make.
-    foreign: Option<String>,
+    pub(super) foreign: Option<String>,
 }
 
 impl Row {
@@ -68,6 +78,10 @@ impl Row {
         Self { base, top: top(artifact), ..Self::new(files, spec) }
     }
 
+    fn native_name(&self) -> Option<&str> {
+        self.foreign.as_deref().or(self.spec.attachments.native_name.as_deref())
+    }
+
     pub(super) fn shown_state(&self) -> SandboxState {
         match self.state {
             SandboxState::Running if self.paused => SandboxState::Paused,
@@ -88,7 +102,9 @@ pub(super) struct PieceRow {
 
 impl State {
     pub(super) fn add_foreign(&mut self, native_name: &str, files: Files) -> SandboxId {
-        let number = native_name.bytes().fold(7, |sum, byte| mix(sum ^ u64::from(byte)));
+        self.foreigners += 1;
+        let number =
+            native_name.bytes().fold(self.foreigners, |sum, byte| mix(sum ^ u64::from(byte)));
         let id = SandboxId::from_u128(u128::from(number));
         let template = "foreign-image".parse().map(SandboxSpec::new);
         let Ok(spec) = template else { return id };
@@ -137,8 +153,7 @@ impl State {
     }
 
     pub(super) fn adopt(&self, native_name: &str) -> DriverResult<Adopted> {
-        let found =
-            self.sandboxes.iter().find(|(_, row)| row.foreign.as_deref() == Some(native_name));
+        let found = self.sandboxes.iter().find(|(_, row)| row.native_name() == Some(native_name));
         let (id, row) = found.ok_or_else(|| DriverError::NativeMissing {
             driver: DRIVER,
             name: native_name.to_owned(),
@@ -271,6 +286,22 @@ impl State {
         let row = PieceRow { synced: false, snapshot, over: None, changes, sealed_from: None };
         self.pieces.insert(name.clone(), row);
         artifact(snapshot, Piece { name, over: None, bytes }, bytes, count)
+    }
+
+    pub(super) fn claim(
+        &mut self,
+        snapshot: SnapshotId,
+        what: &NativeState,
+    ) -> DriverResult<Claimed> {
+        let missing = || DriverError::NativeMissing { driver: DRIVER, name: what.name.clone() };
+        let files = self.images.get(&what.name).ok_or_else(missing)?.clone();
+        let reason = "no template".to_owned();
+        let invalid = |_| DriverError::Invalid { driver: DRIVER, reason };
+        let spec = SandboxSpec::new("foreign-image".parse().map_err(invalid)?);
+        let of = what.of.iter().flat_map(|of| of.bytes());
+        let number = of.fold(3, |sum, byte| mix(sum ^ u64::from(byte)));
+        let sandbox = SandboxId::from_u128(u128::from(number));
+        Ok(Claimed { artifact: self.import(snapshot, files), sandbox, spec })
     }
 
     fn add_piece(

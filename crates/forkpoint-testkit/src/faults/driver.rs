@@ -6,10 +6,10 @@ use async_trait::async_trait;
 use forkpoint_core::{
     Timestamp,
     driver::{
-        Adopted, ApplyReport, ApplyRequest, Artifact, Capabilities, Command, Drift, Driver,
-        DriverError, DriverResult, Entry, FileDiff, FileState, FileTree, Finding, NewEntry,
-        PausedSandbox, PieceName, Process, Sandbox, SandboxStatus, SandboxUsage, SnapshotKind,
-        WriteMode,
+        Adopted, ApplyReport, ApplyRequest, Artifact, Capabilities, Claimed, Command, Drift,
+        Driver, DriverError, DriverResult, Entry, EventStream, FileDiff, FileState, FileTree,
+        Finding, NativeState, NewEntry, PausedSandbox, PieceName, Process, Sandbox, SandboxStatus,
+        SandboxUsage, SnapshotKind, WriteMode,
     },
     error::BoxError,
     id::{SandboxId, SnapshotId},
@@ -78,6 +78,22 @@ impl Driver for FaultyDriver {
 
     fn capabilities(&self) -> Capabilities {
         self.inner.capabilities()
+    }
+
+    async fn can_seal(&self, id: SandboxId, kind: SnapshotKind) -> DriverResult<()> {
+        self.place.call("can_seal", self.inner.can_seal(id, kind)).await
+    }
+
+    fn notices(&self, about: SandboxId) -> Vec<String> {
+        self.inner.notices(about)
+    }
+
+    async fn events(&self, id: SandboxId) -> DriverResult<EventStream> {
+        self.place.call("events", self.inner.events(id)).await
+    }
+
+    async fn claim(&self, snapshot: SnapshotId, what: &NativeState) -> DriverResult<Claimed> {
+        self.place.call("claim", self.inner.claim(snapshot, what)).await
     }
 
     async fn complete(&self, spec: &SandboxSpec, now: Timestamp) -> DriverResult<SandboxSpec> {

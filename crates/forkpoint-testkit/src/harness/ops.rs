@@ -6,18 +6,21 @@ use bytes::Bytes;
 use forkpoint_core::{
     Engine, Error, ErrorKind, Result,
     catalog::SnapshotRecord,
-    driver::{SnapshotKind, WriteMode},
+    driver::{NativeState, SnapshotKind, WriteMode},
     engine::{
-        AdoptRequest, CreateRequest, ForkRequest, ForkSource, Forked, RestoreRequest,
+        AdoptRequest, ClaimRequest, CreateRequest, ForkRequest, ForkSource, Forked, RestoreRequest,
         RollbackRequest, SnapshotEdit, SnapshotOutcome, SnapshotRequest, Wait,
     },
+    id::SnapshotId,
     label::Labels,
     path::SandboxPath,
     retention::RetentionPolicy,
     spec::SandboxSpec,
+    trigger::Trigger,
 };
 
 use futures::{StreamExt as _, future::BoxFuture, stream};
+use serde_json::Value;
 
 use crate::{Files, World};
 
@@ -100,6 +103,7 @@ pub fn fill_small(world: &World) {
         let files = Files::from([("/etc/image".into(), Bytes::from(name))]);
         world.platform.add_foreign(name, files);
     }
+    world.platform.add_image("legacy", Files::from([("/srv".into(), Bytes::from("kept"))]));
     world.run(|engine| async move {
         engine.create(named("web")).await.unwrap();
         write(&engine, "web", "/step", "one").await;
@@ -124,6 +128,26 @@ pub fn adopt(native_name: &str) -> AdoptRequest {
         native_name: native_name.into(),
         name: None,
         labels: Labels::default(),
+        wait: Wait::No,
+    }
+}
+
+#[must_use]
+pub fn claim(image: &str) -> ClaimRequest {
+    ClaimRequest {
+        driver: "fake".into(),
+        what: NativeState { name: image.into(), of: Some("c0ffee".into()), told: Value::Null },
+        id: SnapshotId::from_u128(4711),
+        name: "kept".parse().unwrap(),
+        sandbox_name: Some("webapp".parse().unwrap()),
+        parent: None,
+        trigger: Trigger::RunEnd,
+        description: Some("of others".into()),
+        context: None,
+        run_id: None,
+        labels: Labels::default(),
+        created: "2025-08-15T09:50:55Z".parse().unwrap(),
+        restore_count: 2,
         wait: Wait::No,
     }
 }
@@ -198,10 +222,18 @@ async fn prune(engine: Engine) -> Result<()> {
 }
 
 /// Every operation that changes something.
-pub const OPS: [Op; 33] = [
+pub const OPS: [Op; 37] = [
     op!("create", |engine| engine.create(named("new"))),
     op!("create with an end", |engine| engine.create(with_end("new"))),
     op!("adopt", |engine| engine.adopt(adopt("stranger"))),
+    op!(parts "snapshot of what is adopted for it", |engine| {
+        engine.snapshot(SnapshotRequest::new("fake:stranger"))
+    }),
+    op!(parts "stop of what is adopted for it", |engine| engine.stop("fake:stranger", Wait::No)),
+    op!(parts "rollback of what is adopted for it", |engine| {
+        let to = Some("one".to_owned());
+        engine.rollback(RollbackRequest { to, ..RollbackRequest::new("fake:stranger") })
+    }),
     op!("snapshot", |engine| engine.snapshot(snapshot_request("web", "three"))),
     op!("snapshot of a bare sandbox", |engine| engine.snapshot(SnapshotRequest::new("bare"))),
     op!("snapshot of an adopted one", |engine| engine.snapshot(SnapshotRequest::new("theirs"))),
@@ -238,6 +270,7 @@ pub const OPS: [Op; 33] = [
             .rollback(RollbackRequest { to: Some("one".into()), ..RollbackRequest::new("theirs") })
     }),
     op!("forget an adopted one", |engine| engine.destroy("theirs", Wait::No)),
+    op!("claim", |engine| engine.claim(claim("legacy"))),
     op!(parts "prune", |engine| prune(engine)),
 ];
 

@@ -40,6 +40,10 @@ pub(super) fn commit(
         Change::SnapshotTaken { snapshot, agent_state } => {
             commit.add_snapshot(snapshot, agent_state.as_ref())?;
         }
+        Change::SnapshotImported { snapshot } => {
+            row::add_snapshot(tx, snapshot)?;
+            piece::add(tx, &snapshot.driver, &snapshot.artifact)?;
+        }
         Change::SnapshotEdited { snapshot } => commit.edit(snapshot)?,
         Change::SnapshotDeleted { snapshot } => commit.delete(*snapshot)?,
         Change::RolledBack { sandbox, to, at } => {

@@ -20,10 +20,11 @@ use super::{
 const APPLICATION_ID: i64 = 0x666b_7074;
 
 /// One for each version of the schema. A released one never changes.
-const MIGRATIONS: [&str; 3] = [
+const MIGRATIONS: [&str; 4] = [
     include_str!("../migrations/sqlite/0001_initial.sql"),
     include_str!("../migrations/sqlite/0002_switch.sql"),
     include_str!("../migrations/sqlite/0003_expiry.sql"),
+    include_str!("../migrations/sqlite/0004_import.sql"),
 ];
 
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);

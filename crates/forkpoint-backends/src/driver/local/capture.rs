@@ -145,7 +145,7 @@ impl Host {
 
 /// The files that a `/proc/PID/maps` tells to be shared, from the root. What may not be written to at
 /// this moment may have been written to before.
-pub(super) fn mapped_by(maps: &str) -> Vec<PathBuf> {
+pub(in crate::driver) fn mapped_by(maps: &str) -> Vec<PathBuf> {
     let maps = fs::read(maps).unwrap_or_default();
     maps.split(|byte| *byte == b'\n').filter_map(shared_file).collect()
 }

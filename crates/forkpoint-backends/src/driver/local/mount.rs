@@ -111,7 +111,7 @@ impl Layers {
         let redirects = match self.marks {
             Marks::Trusted => "off",
             // The one word for it that goes with `userxattr`.
-            Marks::User => "nofollow",
+            Marks::User | Marks::Plain => "nofollow",
         };
         for (key, value) in [("index", "off"), ("redirect_dir", redirects), ("metacopy", "off")] {
             fsconfig_set_string(context, key, value).doing("configure overlayfs")?;

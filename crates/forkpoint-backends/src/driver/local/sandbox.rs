@@ -147,7 +147,7 @@ pub(super) fn first(fds: Vec<OwnedFd>) -> DriverResult<File> {
 }
 
 /// The content of a file, read by threads that may block.
-pub(super) fn read_file(file: File) -> ByteStream {
+pub(in crate::driver) fn read_file(file: File) -> ByteStream {
     stream::try_unfold(Arc::new(file), |file| async move {
         let reader = Arc::clone(&file);
         let read = tokio::task::spawn_blocking(move || {

@@ -22,7 +22,7 @@ use super::{
     },
     During as _, Fault, Later, Owners, Unpacked, Unpacker, open_below,
 };
-use crate::layer::Fate;
+use crate::layer::{Fate, Marks, OF_THE_MACHINE};
 
 impl Unpacker<'_> {
     pub(super) fn describe_directory(
@@ -92,6 +92,9 @@ impl Unpacker<'_> {
 
     /// What overlayfs believes must not come from an archive.
     fn is_kept(&self, attribute: &[u8]) -> bool {
+        if self.marks == Marks::Plain {
+            return !OF_THE_MACHINE.contains(&attribute);
+        }
         let known = attribute.starts_with(b"user.")
             || (self.owners == Owners::Kept
                 && matches!(

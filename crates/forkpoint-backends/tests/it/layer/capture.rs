@@ -18,7 +18,7 @@ use super::{
 fn marks(scene: &Scene) -> &'static str {
     match scene.store.marks() {
         Marks::Trusted => "trusted.overlay.",
-        Marks::User => "user.overlay.",
+        Marks::User | Marks::Plain => "user.overlay.",
     }
 }
 

@@ -55,7 +55,7 @@ fn set_attribute(path: &Path, name: &str, value: &[u8]) {
 fn assert_layers_show_the_upper(scene: &Scene) {
     let marks = match scene.store.marks() {
         Marks::Trusted => "trusted.overlay.",
-        Marks::User => "user.overlay.",
+        Marks::User | Marks::Plain => "user.overlay.",
     };
     view::assert_same(&view::read(&scene.upper(), ""), &merge(&scene.lowers(), marks), "merged");
 }
@@ -112,7 +112,7 @@ fn one_bad_file_among_many_is_named_and_leaves_nothing() {
     let bad = directory(&scene, DIRECTORIES / 2).join("file3");
     let attribute = match scene.store.marks() {
         Marks::Trusted => "trusted.overlay.metacopy",
-        Marks::User => "user.overlay.metacopy",
+        Marks::User | Marks::Plain => "user.overlay.metacopy",
     };
     set_attribute(&bad, attribute, b"");
     let mut stage = scene.store.stage(name(1), None).unwrap();

@@ -22,7 +22,7 @@ use super::{Scene, is_root, looks::against, merge, mount, settle, view};
 const NAMES: [&[u8]; 7] = [b"a", b"b", b"c", b"dir", b"\xff\xfe odd\n", b"...", b"x y"];
 
 #[derive(Clone, Debug)]
-enum Change {
+pub(crate) enum Change {
     Write(Vec<u8>, u16),
     Sparse(u8),
     Append(u8),
@@ -45,7 +45,7 @@ enum Change {
     LinkedDir(Vec<usize>),
 }
 
-type Step = (Vec<usize>, Change);
+pub(crate) type Step = (Vec<usize>, Change);
 
 fn path() -> impl Strategy<Value = Vec<usize>> {
     vec(0..NAMES.len(), 1..4)
@@ -76,7 +76,7 @@ fn change() -> impl Strategy<Value = Change> {
     ]
 }
 
-fn steps(max: usize) -> impl Strategy<Value = Vec<Step>> {
+pub(crate) fn steps(max: usize) -> impl Strategy<Value = Vec<Step>> {
     vec((path(), change()), 0..max)
 }
 
@@ -86,7 +86,7 @@ fn join(root: &Path, names: &[usize]) -> PathBuf {
 
 /// What cannot be done to the tree as it is changes nothing. No link is gone through: it may lead to the
 /// host's root.
-fn apply(root: &Path, (names, change): &Step) -> Option<()> {
+pub(crate) fn apply(root: &Path, (names, change): &Step) -> Option<()> {
     if leads_elsewhere(root, names) || change.other().is_some_and(|to| leads_elsewhere(root, to)) {
         return None;
     }
@@ -232,7 +232,7 @@ impl Live {
     fn marks(&self) -> &'static str {
         match self.scene.store.marks() {
             Marks::Trusted => "trusted.overlay.",
-            Marks::User => "user.overlay.",
+            Marks::User | Marks::Plain => "user.overlay.",
         }
     }
 

@@ -9,6 +9,7 @@ use forkpoint_core::{
         SandboxQuery, SnapshotQuery,
     },
     id::OperationId,
+    spec::VolumeChoice,
     trigger::Trigger,
 };
 use forkpoint_testkit::CatalogOpener as _;
@@ -89,7 +90,7 @@ fn format_1_is_read_and_goes_on() {
     // A reader of format 1 would take an operation of format 2 for damage.
     let file = rusqlite::Connection::open(directory.file()).unwrap();
     let version = file.query_row("PRAGMA user_version", [], |row| row.get::<_, i64>(0));
-    assert_eq!(version.unwrap(), 3, "it is kept away from now on");
+    assert_eq!(version.unwrap(), 4, "it is kept away from now on");
     drop(file);
     block_on(read_all(catalog.as_ref()));
     block_on(work_on(catalog.as_ref()));
@@ -129,11 +130,32 @@ fn format_3_is_read_and_goes_on() {
 }
 
 #[test]
+fn format_4_is_read_and_goes_on() {
+    let directory = old(include_str!("../../fixtures/catalog-v4.sql"));
+    let catalog = directory.open();
+    block_on(read_all(catalog.as_ref()));
+    let bare = block_on(catalog.find_sandbox("fake", "bare")).unwrap().spec.attachments;
+    assert_eq!((bare.native_name.as_deref(), bare.networks), (Some("bare"), false));
+    assert_eq!(bare.volumes, VolumeChoice::Share);
+    assert_eq!(bare.publish, ["127.0.0.1:8080:80".parse().unwrap()]);
+    let open = block_on(catalog.unfinished()).unwrap().pop().unwrap();
+    let OperationKind::Import { name, .. } = &open.operation.kind else { panic!("{open:?}") };
+    assert_eq!(name.as_str(), "of-others");
+    let Reclaimed::Ours(claim) = block_on(catalog.reclaim(&open.claim)).unwrap() else {
+        panic!("it belongs to nobody");
+    };
+    block_on(catalog.abort(&claim)).unwrap();
+    block_on(close_the_switch(catalog.as_ref()));
+    block_on(work_on(catalog.as_ref()));
+}
+
+#[test]
 fn a_reader_changes_nothing_in_an_old_one() {
     let dumps = [
         include_str!("../../fixtures/catalog-v1.sql"),
         include_str!("../../fixtures/catalog-v2.sql"),
         include_str!("../../fixtures/catalog-v3.sql"),
+        include_str!("../../fixtures/catalog-v4.sql"),
     ];
     for (number, dump) in (1..).zip(dumps) {
         let directory = old(dump);

@@ -11,7 +11,7 @@ use forkpoint_core::{
     },
     driver::SnapshotKind,
     path::{HostPath, SandboxPath},
-    spec::{Network, Resources, SandboxSpec, Workspace, WorkspaceMode},
+    spec::{Attachments, Network, Resources, SandboxSpec, VolumeChoice, Workspace, WorkspaceMode},
     trigger::Trigger,
 };
 
@@ -42,6 +42,12 @@ fn odd_spec() -> SandboxSpec {
             mode: WorkspaceMode::Copy,
             since: time("2026-08-15T09:50:55.123456789Z"),
         }],
+        attachments: Attachments {
+            native_name: Some("w\u{e9}b".to_owned()),
+            networks: false,
+            volumes: VolumeChoice::Share,
+            publish: vec!["[::1]:8080:80/udp".parse().unwrap(), "127.0.0.1::80".parse().unwrap()],
+        },
     }
 }
 

@@ -1,0 +1,2 @@
+-- No table changes. The body of an operation may now be an `import`, which a reader of format 3 would take
+-- for damage: the version alone keeps it away.

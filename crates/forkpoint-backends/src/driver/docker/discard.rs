@@ -1,0 +1,89 @@
+//! Taking images away: only what carries our label, and our data directory's.
+
+use forkpoint_core::{
+    driver::{DriverError, DriverResult, PieceName},
+    id::SnapshotId,
+};
+use serde_json::Value;
+
+use super::{
+    engine::{failed, query},
+    host::{Host, blocking, layer_error},
+    http::{LONG, Request},
+    label,
+};
+use crate::layer::LayerError;
+
+impl Host {
+    pub(super) async fn discard(&self, piece: &PieceName) -> DriverResult<()> {
+        match label::parse_piece(self.data()?, &piece.0) {
+            Some(snapshot) => self.remove_images(snapshot).await,
+            None => self.discard_volume(piece).await,
+        }
+    }
+
+    async fn discard_volume(&self, piece: &PieceName) -> DriverResult<()> {
+        let (store, name) = (self.volumes()?, piece.0.clone());
+        blocking(move || match store.discard(&name) {
+            Err(LayerError::Foreign { name }) => Err(DriverError::Foreign { what: name }),
+            result => result.map_err(layer_error("discard a volume's layer")),
+        })
+        .await
+    }
+
+    pub(super) async fn unseal(&self, snapshot: SnapshotId) -> DriverResult<()> {
+        self.remove_images(snapshot).await?;
+        let store = self.volumes()?;
+        blocking(move || store.unseal(snapshot).map_err(layer_error("discard a volume's layer")))
+            .await
+    }
+
+    /// Every image of a snapshot of ours: usually one.
+    async fn remove_images(&self, snapshot: SnapshotId) -> DriverResult<()> {
+        let (data, own) = (self.data()?, label::tag(snapshot));
+        let filter =
+            label::filter(&[(label::SNAPSHOT, &snapshot.to_string()), (label::DATA, &data.0)]);
+        for image in self.list_images(&filter).await? {
+            let labels = &image["Labels"];
+            let ours = label::of(labels, label::DATA) == Some(data.0.as_str())
+                && label::of(labels, label::SNAPSHOT) == Some(snapshot.to_string().as_str())
+                // What somebody committed of a container that came from an image of ours.
+                && label::of(labels, label::SANDBOX).is_none();
+            if ours {
+                self.remove_one(&image, &own).await?;
+            }
+        }
+        self.drop_note("manifests", &snapshot.to_string())
+    }
+
+    /// Whatever somebody else named it stays theirs: then only our name goes.
+    async fn remove_one(&self, image: &Value, own: &str) -> DriverResult<()> {
+        let tags = image["RepoTags"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        let tags: Vec<&str> = tags.filter(|tag| !tag.contains("<none>")).collect();
+        let theirs = tags.iter().any(|tag| *tag != own);
+        match tags.contains(&own) {
+            true => self.remove_image(own).await,
+            false if theirs => Ok(()),
+            false => self.remove_image(image["Id"].as_str().unwrap_or_default()).await,
+        }
+    }
+
+    /// By a name: then an image with another one stays. Never by force.
+    pub(super) async fn remove_image(&self, name: &str) -> DriverResult<()> {
+        let path = format!("/images/{name}{}", query(&[("force", "0"), ("noprune", "0")]));
+        let request = Request::new("DELETE", path).patience(Some(LONG));
+        match self.engine.ask(request).await {
+            Err(err) if err.status() == Some(404) => Ok(()),
+            Err(err) if err.status() == Some(409) => {
+                // Images that were made from it need its layers: it goes with the last of them.
+                if err.to_string().contains("dependent child images") {
+                    return Ok(());
+                }
+                Err(DriverError::InUse {
+                    what: format!("image `{name}` is kept by the engine: {err}"),
+                })
+            }
+            result => result.map(drop).map_err(failed("remove an image")),
+        }
+    }
+}

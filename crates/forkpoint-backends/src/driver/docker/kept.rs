@@ -1,0 +1,366 @@
+//! Volumes of a container: kept with a snapshot, given to a copy, brought back in place.
+
+use std::{
+    io::{BufReader, Seek as _},
+    path::{Path, PathBuf},
+};
+
+use forkpoint_core::{
+    driver::{DriverResult, Piece, PieceName},
+    id::{SandboxId, SnapshotId},
+    spec::VolumeChoice,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::{
+    container::Container,
+    engine::{escape, failed},
+    host::{Host, blocking, layer_error},
+    http::Request,
+    label,
+    seal::Data,
+    shape::Shape,
+    volume::{VolumeArchive, VolumeCapture, VolumeStore, piece_name},
+};
+use crate::{
+    driver::local::{sandbox::read_file, spool::Spool},
+    layer::LayerName,
+};
+
+/// A volume as it was when it was sealed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct KeptVolume {
+    /// What the engine calls it.
+    pub(super) name: String,
+    /// Everywhere that it is mounted in the container.
+    pub(super) places: Vec<String>,
+    pub(super) driver: String,
+    /// What was in it; `None` where that is out of reach.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) layer: Option<LayerName>,
+    #[serde(default)]
+    pub(super) bytes: u64,
+    #[serde(default)]
+    own_bytes: u64,
+    #[serde(default)]
+    files: u64,
+}
+
+impl KeptVolume {
+    pub(super) fn piece(&self) -> Option<Piece> {
+        let name: PieceName = piece_name(self.layer.as_ref()?);
+        Some(Piece { name, over: None, bytes: self.own_bytes })
+    }
+}
+
+/// What is done about volumes when a container goes back: contents that are exchanged, by the volume's
+/// name, and contents that are sent, by the place.
+#[derive(Debug, Default)]
+pub(super) struct Planned {
+    pub(super) swaps: Vec<(String, LayerName)>,
+    pub(super) sends: Vec<(String, LayerName)>,
+}
+
+/// Who a volume is, for the store.
+fn identity(name: &str, path: &Path) -> String {
+    format!("{name} at {}", path.display())
+}
+
+impl Host {
+    pub(super) fn volumes(&self) -> DriverResult<VolumeStore> {
+        let path = self.place("volumes")?;
+        VolumeStore::open(&path).map_err(layer_error("open the volumes' layers"))
+    }
+
+    /// Where a volume is on this disk. One with options may be a mount, which only the engine sees.
+    pub(super) async fn volume_path(&self, name: &str) -> DriverResult<Option<PathBuf>> {
+        let Some(told) = self.inspect_volume(name).await? else { return Ok(None) };
+        let has_options = told["Options"].as_object().is_some_and(|options| !options.is_empty());
+        let near = self.engine.endpoint().is_near() && rustix::process::geteuid().is_root();
+        if told["Driver"] != "local" || has_options || !near {
+            return Ok(None);
+        }
+        let path = told["Mountpoint"].as_str().map(PathBuf::from);
+        Ok(path.filter(|path| path.is_dir()))
+    }
+
+    pub(super) async fn inspect_volume(&self, name: &str) -> DriverResult<Option<Value>> {
+        let path = format!("/volumes/{}", escape(name));
+        self.engine.find(path).await.map_err(failed("look at a volume"))
+    }
+
+    pub(super) async fn keep_volumes(
+        &self,
+        container: &Container,
+        snapshot: SnapshotId,
+    ) -> DriverResult<Vec<KeptVolume>> {
+        let mut kept = volumes_of(container);
+        for (number, volume) in kept.iter_mut().enumerate() {
+            let Some(path) = self.volume_path(&volume.name).await? else {
+                self.receive_volume(container, volume, snapshot, number).await?;
+                continue;
+            };
+            let (store, name) = (self.volumes()?, volume.name.clone());
+            let layer = blocking(move || {
+                let identity = identity(&name, &path);
+                let spec = VolumeCapture { snapshot, number, volume: &identity, path: &path };
+                store.capture(&spec).map_err(layer_error("keep a volume"))
+            })
+            .await?;
+            (volume.bytes, volume.own_bytes, volume.files) =
+                (layer.size.bytes, layer.own.bytes, layer.size.files);
+            volume.layer = Some(layer.name);
+        }
+        Ok(kept)
+    }
+
+    pub(super) async fn sync_layers(&self, layers: Vec<LayerName>) -> DriverResult<()> {
+        if layers.is_empty() {
+            return Ok(());
+        }
+        let store = self.volumes()?;
+        blocking(move || {
+            layers
+                .iter()
+                .try_for_each(|layer| store.sync(layer))
+                .map_err(layer_error("sync a volume"))
+        })
+        .await
+    }
+
+    /// One that is not on this disk, or that only the engine sees: as the engine sends it.
+    async fn receive_volume(
+        &self,
+        container: &Container,
+        volume: &mut KeptVolume,
+        snapshot: SnapshotId,
+        number: usize,
+    ) -> DriverResult<()> {
+        let Some(place) = volume.places.first().cloned() else { return Ok(()) };
+        let Some(stream) = self.archive_of(container.id(), Path::new(&place)).await? else {
+            return Ok(());
+        };
+        let spool = Spool::take(&self.place("spool")?, stream).await;
+        let spool = spool.map_err(|err| super::files::io_at("read", Path::new(&place), err))?;
+        let (store, name) = (self.volumes()?, format!("{} of {}", volume.name, volume.driver));
+        let layer = blocking(move || {
+            let reader = spool.into_reader();
+            let reader =
+                reader.map_err(|err| super::files::io_at("read", Path::new(&place), err))?;
+            let spec = VolumeArchive { snapshot, number, volume: &name };
+            store.receive(&spec, BufReader::new(reader)).map_err(layer_error("keep a volume"))
+        })
+        .await?;
+        (volume.bytes, volume.own_bytes, volume.files) =
+            (layer.size.bytes, layer.own.bytes, layer.size.files);
+        volume.layer = Some(layer.name);
+        Ok(())
+    }
+
+    /// Into a container that was made and does not run yet, for a volume that is out of reach.
+    pub(super) async fn send_volume(
+        &self,
+        container: &str,
+        place: &str,
+        layer: &LayerName,
+    ) -> DriverResult<()> {
+        let (store, layer, spool) = (self.volumes()?, layer.clone(), self.place("spool")?);
+        let file = blocking(move || {
+            let io = |err| super::files::io_at("write", &spool, err);
+            let mut file = super::image::nameless(&spool).map_err(io)?;
+            store.send(&layer, &mut file).map_err(layer_error("send a volume"))?;
+            file.rewind().map_err(io)?;
+            Ok(file)
+        })
+        .await?;
+        self.put_archive(container, Path::new(place), read_file(file)).await
+    }
+
+    /// Volumes for a copy, as was chosen. What comes back is to be sent once the copy is there.
+    pub(super) async fn give_volumes(
+        &self,
+        sandbox: SandboxId,
+        kept: &[KeptVolume],
+        choice: VolumeChoice,
+        shape: &mut Shape,
+    ) -> DriverResult<Vec<(String, LayerName)>> {
+        let mut sends = Vec::new();
+        for (number, volume) in kept.iter().enumerate() {
+            match choice {
+                VolumeChoice::Share => shape.mount(&volume.places, Some(&volume.name)),
+                VolumeChoice::None => shape.mount(&volume.places, None),
+                VolumeChoice::Copy => {
+                    let name = format!("forkpoint-{sandbox}-{number}");
+                    sends.extend(self.make_volume(sandbox, &name, volume).await?);
+                    shape.mount(&volume.places, Some(&name));
+                }
+            }
+        }
+        Ok(sends)
+    }
+
+    async fn make_volume(
+        &self,
+        sandbox: SandboxId,
+        name: &str,
+        volume: &KeptVolume,
+    ) -> DriverResult<Option<(String, LayerName)>> {
+        let labels = json!({
+            label::SANDBOX: sandbox.to_string(),
+            label::DATA: self.data()?.0,
+            label::VOLUME: volume.places.first(),
+        });
+        let body = json!({ "Name": name, "Driver": "local", "Labels": labels });
+        self.engine.post("/volumes/create", body).await.map_err(failed("create a volume"))?;
+        let Some(layer) = volume.layer.clone() else {
+            let text = format!(
+                "volume `{}` (driver `{}`) was out of reach when the snapshot was taken: the copy's is empty",
+                volume.name, volume.driver
+            );
+            self.notice(sandbox, text);
+            return Ok(None);
+        };
+        if self.volume_path(name).await?.is_none() {
+            return Ok(volume.places.first().cloned().zip(Some(layer)));
+        }
+        self.fill_volume(name, layer).await.map(|()| None)
+    }
+
+    async fn fill_volume(&self, name: &str, layer: LayerName) -> DriverResult<()> {
+        let path = self.near_volume(name).await?;
+        let (store, name) = (self.volumes()?, name.to_owned());
+        blocking(move || {
+            let filled = store.fill(&layer, &identity(&name, &path), &path);
+            filled.map(drop).map_err(layer_error("fill a volume"))
+        })
+        .await
+    }
+
+    /// Which volumes of a container that goes back get another content. Those that it has now stay its
+    /// own, whatever the snapshot was taken of.
+    pub(super) async fn plan_volumes(
+        &self,
+        sandbox: SandboxId,
+        data: &Data,
+        old: Option<&Container>,
+        shape: &mut Shape,
+    ) -> DriverResult<Planned> {
+        let now = old.map(volumes_of).unwrap_or_default();
+        let mut planned = Planned::default();
+        for (number, volume) in data.volumes.iter().enumerate() {
+            let place = volume.places.first();
+            let own = now.iter().find(|own| place.is_some_and(|place| own.places.contains(place)));
+            let name = match (own, old) {
+                (Some(own), _) => own.name.clone(),
+                (None, None) if self.is_of(sandbox, data) => volume.name.clone(),
+                _ => format!("forkpoint-{sandbox}-{number}"),
+            };
+            shape.mount(&volume.places, Some(&name));
+            if self.inspect_volume(&name).await?.is_none() {
+                planned.sends.extend(self.make_volume(sandbox, &name, volume).await?);
+            } else if let Some(layer) = &volume.layer {
+                planned.swaps.push((name, layer.clone()));
+            }
+        }
+        Ok(planned)
+    }
+
+    /// Who the volumes are that are to be exchanged, for the note that is written before.
+    pub(super) async fn swap_names(
+        &self,
+        swaps: &[(String, LayerName)],
+    ) -> DriverResult<Vec<String>> {
+        let mut names = Vec::new();
+        for (name, _) in swaps {
+            names.push(identity(name, &self.near_volume(name).await?));
+        }
+        Ok(names)
+    }
+
+    /// Nothing of ours uses them meanwhile.
+    pub(super) async fn exchange_volumes(&self, swaps: &[(String, LayerName)]) -> DriverResult<()> {
+        for (name, layer) in swaps {
+            let path = self.near_volume(name).await?;
+            let (store, name, layer) = (self.volumes()?, name.clone(), layer.clone());
+            blocking(move || {
+                let exchanged = store.exchange(&layer, &identity(&name, &path), &path);
+                exchanged.map_err(layer_error("bring a volume back"))
+            })
+            .await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn settle_volumes(
+        &self,
+        names: Vec<String>,
+        forward: bool,
+    ) -> DriverResult<()> {
+        if names.is_empty() {
+            return Ok(());
+        }
+        let store = self.volumes()?;
+        blocking(move || {
+            let settled = names.iter().try_for_each(|name| match forward {
+                true => store.finish(name).map(drop),
+                false => store.undo(name),
+            });
+            settled.map_err(layer_error("bring a volume back"))
+        })
+        .await
+    }
+
+    async fn near_volume(&self, name: &str) -> DriverResult<PathBuf> {
+        match self.volume_path(name).await? {
+            Some(path) => Ok(path),
+            None => super::engine::invalid(format!(
+                "volume `{name}` is out of reach: run this where the engine is, as root"
+            )),
+        }
+    }
+
+    /// Removes volumes that were made for a sandbox.
+    pub(super) async fn remove_volumes(&self, sandbox: SandboxId) -> DriverResult<()> {
+        let data = self.data()?;
+        let filter =
+            label::filter(&[(label::SANDBOX, &sandbox.to_string()), (label::DATA, &data.0)]);
+        let path = format!("/volumes{}", super::engine::query(&[("filters", &filter)]));
+        let listed = self.engine.get(path).await.map_err(failed("list volumes"))?;
+        for volume in listed["Volumes"].as_array().into_iter().flatten() {
+            let Some(name) = volume["Name"].as_str() else { continue };
+            if label::of(&volume["Labels"], label::SANDBOX) != Some(sandbox.to_string().as_str()) {
+                continue;
+            }
+            let request = Request::new("DELETE", format!("/volumes/{}", escape(name)));
+            match self.engine.ask(request).await {
+                // Another container has it mounted: whoever shares it keeps it.
+                Err(err) if err.status() == Some(409) => {}
+                result => super::engine::done(result).map_err(failed("remove a volume"))?,
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Each volume once, in order of name.
+pub(super) fn volumes_of(container: &Container) -> Vec<KeptVolume> {
+    let mut kept: Vec<KeptVolume> = Vec::new();
+    for mount in container.mounts().iter().filter(|mount| mount["Type"] == "volume") {
+        let text = |key: &str| mount[key].as_str().unwrap_or_default().to_owned();
+        match kept.iter_mut().find(|volume| volume.name == text("Name")) {
+            Some(volume) => volume.places.push(text("Destination")),
+            None => kept.push(KeptVolume {
+                name: text("Name"),
+                places: vec![text("Destination")],
+                driver: text("Driver"),
+                layer: None,
+                bytes: 0,
+                own_bytes: 0,
+                files: 0,
+            }),
+        }
+    }
+    kept.sort_by(|a, b| a.name.cmp(&b.name));
+    kept
+}

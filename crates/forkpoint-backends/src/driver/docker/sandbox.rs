@@ -1,0 +1,77 @@
+//! A container, for whoever works in it.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use forkpoint_core::{
+    driver::{
+        Artifact, Command, DriverResult, Entry, NewEntry, PausedSandbox, Process, Sandbox,
+        SnapshotKind, WriteMode,
+    },
+    id::{SandboxId, SnapshotId},
+    part::ByteStream,
+    path::SandboxPath,
+};
+
+use super::{container::Container, host::Host};
+
+#[derive(Debug)]
+pub(super) struct DockerSandbox {
+    pub(super) host: Arc<Host>,
+    pub(super) id: SandboxId,
+}
+
+#[async_trait]
+impl Sandbox for DockerSandbox {
+    fn id(&self) -> SandboxId {
+        self.id
+    }
+
+    async fn exec(&self, command: &Command) -> DriverResult<Process> {
+        self.host.exec(self.id, command).await
+    }
+
+    async fn read(&self, path: &SandboxPath) -> DriverResult<ByteStream> {
+        self.host.read(self.id, path).await
+    }
+
+    async fn write(
+        &self,
+        path: &SandboxPath,
+        bytes: ByteStream,
+        mode: WriteMode,
+    ) -> DriverResult<()> {
+        self.host.write(self.id, path, bytes, mode).await
+    }
+
+    async fn make(&self, path: &SandboxPath, entry: &NewEntry) -> DriverResult<()> {
+        self.host.make(self.id, path, entry).await
+    }
+
+    async fn entries(&self, path: &SandboxPath, depth: u32) -> DriverResult<Vec<Entry>> {
+        self.host.entries(self.id, path, depth).await
+    }
+
+    async fn pause(&self) -> DriverResult<Box<dyn PausedSandbox>> {
+        let container = self.host.hold_still(self.id).await?;
+        Ok(Box::new(PausedContainer { host: Arc::clone(&self.host), id: self.id, container }))
+    }
+}
+
+#[derive(Debug)]
+struct PausedContainer {
+    host: Arc<Host>,
+    id: SandboxId,
+    container: Container,
+}
+
+#[async_trait]
+impl PausedSandbox for PausedContainer {
+    async fn seal(&mut self, snapshot: SnapshotId, kind: SnapshotKind) -> DriverResult<Artifact> {
+        self.host.seal(self.id, snapshot, kind).await
+    }
+
+    async fn resume(self: Box<Self>) -> DriverResult<()> {
+        self.host.let_go(&self.container).await
+    }
+}
