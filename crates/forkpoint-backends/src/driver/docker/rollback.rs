@@ -186,7 +186,6 @@ impl Host {
         };
         let candidates = self.candidates(id).await?;
         let next = candidates.iter().find(|one| name_of(one).starts_with(NEXT));
-        let previous = candidates.iter().find(|one| name_of(one).starts_with(PREVIOUS));
         let current = candidates.iter().find(|one| {
             !name_of(one).starts_with(NEXT) && !name_of(one).starts_with(PREVIOUS)
         });
@@ -196,9 +195,7 @@ impl Host {
         match done {
             true => {
                 self.settle_volumes(note.volumes, true).await?;
-                if let Some(previous) = previous {
-                    self.remove_container(&id_of(previous), true).await?;
-                }
+                self.remove_previous(&note).await?;
             }
             false => {
                 if let Some(next) = next {
@@ -209,6 +206,16 @@ impl Host {
             }
         }
         self.forget_rollback(id)
+    }
+
+    /// By its id: one that we did not make has no label to be found by.
+    async fn remove_previous(&self, note: &Note) -> DriverResult<()> {
+        let Some(old) = &note.old else { return Ok(()) };
+        let old = self.inspect(old).await?;
+        match old.filter(|old| old.name().starts_with(PREVIOUS)) {
+            Some(old) => self.remove_container(old.id(), true).await,
+            None => Ok(()),
+        }
     }
 
     /// The old one, as it was.
