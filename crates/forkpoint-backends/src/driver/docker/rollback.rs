@@ -194,7 +194,7 @@ impl Host {
             && current.is_some_and(|one| Some(id_of(one)) != note.old);
         match done {
             true => {
-                self.settle_volumes(note.volumes, true).await?;
+                self.settle_volumes(note.volumes.clone(), true).await?;
                 self.remove_previous(&note).await?;
             }
             false => {
