@@ -29,7 +29,7 @@ pub struct Bench<'a> {
 
 pub type Case = (&'static str, fn(&Bench<'_>) -> Vec<Row>);
 
-pub const ALL: [Case; 17] = [
+pub const ALL: [Case; 19] = [
     ("exec", lives::exec),
     ("create", lives::create),
     ("quiet", lives::create_after_quiet),
@@ -46,7 +46,9 @@ pub const ALL: [Case; 17] = [
     ("log", daily::log),
     ("workspace", daily::workspace),
     ("image", templates::unpack),
-    ("docker", containers::all),
+    ("docker-commit", containers::beside_commit),
+    ("docker-volume", containers::volume),
+    ("docker-space", containers::space),
 ];
 
 impl Bench<'_> {

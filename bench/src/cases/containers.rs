@@ -29,29 +29,29 @@ fn volume_data() -> String {
     data(500).replace("/root/b", VOLUME)
 }
 
-pub(super) fn all(bench: &Bench<'_>) -> Vec<Row> {
-    let docker = match &bench.peers.docker {
-        Ok(docker) => docker,
-        Err(why) => return vec![Row::missing("containers", why)],
+/// The daemon, and the product on it; or why not.
+fn sides<'a>(bench: &'a Bench<'_>) -> Result<(&'a Docker, Containers<'a>), Vec<Row>> {
+    let missing = |why: &str| vec![Row::missing("containers", why)];
+    let docker = bench.peers.docker.as_ref().map_err(|why| missing(why))?;
+    let socket = docker.socket().ok_or_else(|| missing("the daemon is not on this machine"))?;
+    Ok((docker, Containers::open(bench.runtime, &socket, bench.ground.directory())))
+}
+
+pub(super) fn beside_commit(bench: &Bench<'_>) -> Vec<Row> {
+    let (docker, product) = match sides(bench) {
+        Ok(sides) => sides,
+        Err(rows) => return rows,
     };
-    let Some(socket) = docker.socket() else {
-        return vec![Row::missing("containers", "the daemon is not on this machine")];
-    };
-    let product = Containers::open(bench.runtime, &socket, bench.ground.directory());
-    let mut rows = Vec::new();
-    for (what, script) in [
+    let works = [
         ("nothing written", String::new()),
         ("100 MB", data(100)),
         ("100 MB + 10,000 files", format!("{}; {}", data(100), files(10_000))),
-    ] {
-        rows.extend(beside_commit(bench, docker, &product, what, &script));
-    }
-    rows.extend(volume(bench, docker, &product));
-    rows.push(ten(bench, docker, &product));
-    rows
+    ];
+    let rows = works.iter().map(|(what, script)| one(bench, docker, &product, what, script));
+    rows.flatten().collect()
 }
 
-fn beside_commit(
+fn one(
     bench: &Bench<'_>,
     docker: &Docker,
     product: &Containers<'_>,
@@ -88,7 +88,11 @@ fn beside_commit(
 }
 
 /// What Docker has no answer to.
-fn volume(bench: &Bench<'_>, docker: &Docker, product: &Containers<'_>) -> Vec<Row> {
+pub(super) fn volume(bench: &Bench<'_>) -> Vec<Row> {
+    let (docker, product) = match sides(bench) {
+        Ok(sides) => sides,
+        Err(rows) => return rows,
+    };
     let [mut first, mut second, mut restored] = [const { Samples(Vec::new()) }; 3];
     for _ in 0..bench.rounds(3, 1) {
         let container = docker.run_with_volume(VOLUME);
@@ -118,7 +122,11 @@ fn volume(bench: &Bench<'_>, docker: &Docker, product: &Containers<'_>) -> Vec<R
     ]
 }
 
-fn ten(bench: &Bench<'_>, docker: &Docker, product: &Containers<'_>) -> Row {
+pub(super) fn space(bench: &Bench<'_>) -> Vec<Row> {
+    let (docker, product) = match sides(bench) {
+        Ok(sides) => sides,
+        Err(rows) => return rows,
+    };
     let (_, container) = docker.run(None);
     docker.script(&container, &data(100));
     let id = product.adopt(&container);
@@ -136,7 +144,7 @@ fn ten(bench: &Bench<'_>, docker: &Docker, product: &Containers<'_>) -> Row {
     }
     docker.remove(&container);
     let what = "container, space of ten snapshots that change 1 MB each";
-    Row::new(what, Unit::Kibibytes, Samples(vec![more])).at_most(TEN_KIB)
+    vec![Row::new(what, Unit::Kibibytes, Samples(vec![more])).at_most(TEN_KIB)]
 }
 
 /// Of the file system that everything is on.

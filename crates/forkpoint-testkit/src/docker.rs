@@ -88,6 +88,10 @@ impl DockerEngine {
         engine
     }
 
+    #[expect(
+        clippy::zombie_processes,
+        reason = "both outlive this process, and nobody waits for them"
+    )]
     fn start_shared(&self) {
         for left in ["data", "exec", "root"] {
             let _ = fs::remove_dir_all(self.directory.join(left));
@@ -111,8 +115,16 @@ impl DockerEngine {
     #[must_use]
     pub fn own(directory: &Path) -> Self {
         let mut engine = Self { directory: directory.to_owned(), _users: None, own: None };
-        let namespaces =
-            ["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"];
+        let namespaces = [
+            "--net",
+            "--mount",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "--propagation",
+            "private",
+        ];
         let mut serve = engine.serve(&namespaces, "again");
         engine.own = Some(serve.spawn().expect("`unshare` starts"));
         engine.await_answer();
@@ -256,8 +268,10 @@ fn quiet(command: &mut Command, log: &Path) {
     command.process_group(0);
 }
 
+/// With what the project installs for its tests, such as `criu`, whoever runs them.
 fn path_of_root() -> String {
-    format!("{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default())
+    let tools = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/tools/bin");
+    format!("{tools}:{}:/usr/sbin:/sbin", std::env::var("PATH").unwrap_or_default())
 }
 
 /// A small system from programs of this machine, with their libraries.

@@ -11,8 +11,9 @@ use async_trait::async_trait;
 use forkpoint_core::{
     Timestamp,
     driver::{
-        Adopted, Artifact, Capabilities, Claimed, Driver, DriverResult, EventStream, FileDiff, FileState,
-        FileTree, Finding, NativeState, PieceName, Sandbox, SandboxStatus, SandboxUsage, SnapshotKind,
+        Adopted, Artifact, Capabilities, Claimed, Driver, DriverResult, EventStream, FileDiff,
+        FileState, FileTree, Finding, NativeState, PieceName, Sandbox, SandboxStatus, SandboxUsage,
+        SnapshotKind,
     },
     id::{SandboxId, SnapshotId},
     part::Part,

@@ -20,6 +20,7 @@ use tempfile::TempDir;
 mod archives;
 mod exchange;
 mod faults;
+mod full;
 mod guard;
 mod kills;
 mod proxy;
@@ -65,7 +66,9 @@ impl Machine {
 
     /// Whatever a test that failed left there.
     fn clear(&self) {
-        let Ok(id) = std::fs::read_to_string(self.directory.path().join("docker/id")) else { return };
+        let Ok(id) = std::fs::read_to_string(self.directory.path().join("docker/id")) else {
+            return;
+        };
         let filter = format!("label=forkpoint.data={id}");
         let list = |args: &[&str]| {
             let output = self.engine.command().args(args).args(["--filter", &filter]).output();
@@ -87,7 +90,8 @@ impl Machine {
 /// A number that no other test comes up with.
 fn unique() -> u128 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
-    let here = u128::from(std::process::id()) << 32 | u128::from(NEXT.fetch_add(1, Ordering::Relaxed));
+    let here =
+        u128::from(std::process::id()) << 32 | u128::from(NEXT.fetch_add(1, Ordering::Relaxed));
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
     let now = now.tv_sec.cast_unsigned() * 1_000_000_000 + now.tv_nsec.cast_unsigned();
     u128::from(now) << 64 | here

@@ -204,7 +204,8 @@ impl Reader {
             false => known,
         };
         let kind = if block[156] == 0 { FILE } else { block[156] };
-        let small = |field: &[u8]| number(field).map(|number| u32::try_from(number).unwrap_or(u32::MAX));
+        let small =
+            |field: &[u8]| number(field).map(|number| u32::try_from(number).unwrap_or(u32::MAX));
         let mut path = or(over.path, &block[..100]);
         let prefix = until_nul(&block[345..500]);
         if &block[257..263] == b"ustar\0" && !prefix.is_empty() && path.len() <= 100 {
@@ -315,7 +316,8 @@ fn read_records(
     while !bytes.is_empty() {
         let space = bytes.iter().position(|byte| *byte == b' ').ok_or_else(odd)?;
         let len = std::str::from_utf8(&bytes[..space]).ok().and_then(|text| text.parse().ok());
-        let len: usize = len.filter(|len| *len > space + 1 && *len <= bytes.len()).ok_or_else(odd)?;
+        let len: usize =
+            len.filter(|len| *len > space + 1 && *len <= bytes.len()).ok_or_else(odd)?;
         let text = &bytes[space + 1..len - 1];
         let equals = text.iter().position(|byte| *byte == b'=').ok_or_else(odd)?;
         let (key, value) = (&text[..equals], &text[equals + 1..]);
@@ -355,7 +357,9 @@ mod tests {
 
     #[test]
     fn times_are_said_as_they_are() {
-        for told in [(0, 0), (5, 0), (5, 7), (-1, 0), (-1, 500_000_000), (-3, 250_000_000), (1 << 40, 1)] {
+        for told in
+            [(0, 0), (5, 0), (5, 7), (-1, 0), (-1, 500_000_000), (-3, 250_000_000), (1 << 40, 1)]
+        {
             assert_eq!(read_time(time(told).as_bytes()), Some(told), "{}", time(told));
         }
     }
@@ -384,8 +388,11 @@ mod tests {
         assert_eq!(bytes.len() % BLOCK, 0);
         let last = &bytes[bytes.len() - BLOCK..];
         assert_eq!(number(&last[100..108]).unwrap(), 0o4755);
-        let sum: u32 = last.iter().enumerate()
-            .map(|(at, byte)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) }).sum();
+        let sum: u32 = last
+            .iter()
+            .enumerate()
+            .map(|(at, byte)| if (148..156).contains(&at) { 32 } else { u32::from(*byte) })
+            .sum();
         assert_eq!(number(&last[148..156]).unwrap(), u64::from(sum));
     }
 }

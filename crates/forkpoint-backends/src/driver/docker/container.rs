@@ -195,9 +195,9 @@ impl Host {
 
 pub(super) fn name_of(listed: &Value) -> &str {
     let names = listed["Names"].as_array().into_iter().flatten();
-    let names = names.filter_map(Value::as_str).map(|name| name.trim_start_matches('/'));
+    let mut names = names.filter_map(Value::as_str).map(|name| name.trim_start_matches('/'));
     // A link of the old kind shows as a name with a slash in it.
-    names.filter(|name| !name.contains('/')).next().unwrap_or_default()
+    names.find(|name| !name.contains('/')).unwrap_or_default()
 }
 
 /// The one that the sandbox is: never one that will be, and one that was only if there is no other.
@@ -220,11 +220,8 @@ mod tests {
     #[test]
     fn names_decide_which_container_a_sandbox_is() {
         let one = |id: &str, name: &str| json!({ "Id": id, "Names": [format!("/{name}")] });
-        let (next, previous, web) = (
-            one("n", "forkpoint-next-sbx1"),
-            one("p", "forkpoint-previous-sbx1"),
-            one("w", "web"),
-        );
+        let (next, previous, web) =
+            (one("n", "forkpoint-next-sbx1"), one("p", "forkpoint-previous-sbx1"), one("w", "web"));
         let chosen = |list: &[&Value]| choose(&list.iter().copied().cloned().collect::<Vec<_>>());
         assert_eq!(chosen(&[]), None);
         assert_eq!(chosen(&[&next]), None);

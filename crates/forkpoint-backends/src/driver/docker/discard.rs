@@ -34,13 +34,15 @@ impl Host {
     pub(super) async fn unseal(&self, snapshot: SnapshotId) -> DriverResult<()> {
         self.remove_images(snapshot).await?;
         let store = self.volumes()?;
-        blocking(move || store.unseal(snapshot).map_err(layer_error("discard a volume's layer"))).await
+        blocking(move || store.unseal(snapshot).map_err(layer_error("discard a volume's layer")))
+            .await
     }
 
     /// Every image of a snapshot of ours: usually one.
     async fn remove_images(&self, snapshot: SnapshotId) -> DriverResult<()> {
         let (data, own) = (self.data()?, label::tag(snapshot));
-        let filter = label::filter(&[(label::SNAPSHOT, &snapshot.to_string()), (label::DATA, &data.0)]);
+        let filter =
+            label::filter(&[(label::SNAPSHOT, &snapshot.to_string()), (label::DATA, &data.0)]);
         for image in self.list_images(&filter).await? {
             let labels = &image["Labels"];
             let ours = label::of(labels, label::DATA) == Some(data.0.as_str())
@@ -77,7 +79,9 @@ impl Host {
                 if err.to_string().contains("dependent child images") {
                     return Ok(());
                 }
-                Err(DriverError::InUse { what: format!("image `{name}` is kept by the engine: {err}") })
+                Err(DriverError::InUse {
+                    what: format!("image `{name}` is kept by the engine: {err}"),
+                })
             }
             result => result.map(drop).map_err(failed("remove an image")),
         }

@@ -202,11 +202,11 @@ mod tests {
     fn the_environment_comes_before_contexts() {
         let directory = tempfile::tempdir().unwrap();
         let config = directory.path().to_str().unwrap();
-        let hash: String =
-            Sha256::digest("far").iter().map(|byte| format!("{byte:02x}")).collect();
+        let hash: String = Sha256::digest("far").iter().map(|byte| format!("{byte:02x}")).collect();
         let meta = directory.path().join("contexts/meta").join(&hash);
         fs::create_dir_all(&meta).unwrap();
-        let told = r#"{"Name":"far","Endpoints":{"docker":{"Host":"tcp://far:5","SkipTLSVerify":true}}}"#;
+        let told =
+            r#"{"Name":"far","Endpoints":{"docker":{"Host":"tcp://far:5","SkipTLSVerify":true}}}"#;
         fs::write(meta.join("meta.json"), told).unwrap();
         let tls = directory.path().join("contexts/tls").join(&hash).join("docker");
 
@@ -230,6 +230,8 @@ mod tests {
         let missing = find(&[("DOCKER_CONFIG", config), ("DOCKER_CONTEXT", "none")]);
         assert!(missing.unwrap_err().to_string().contains("`none`"));
         fs::write(directory.path().join("config.json"), "{").unwrap();
-        assert!(find(&[("DOCKER_CONFIG", config)]).unwrap_err().to_string().contains("config.json"));
+        assert!(
+            find(&[("DOCKER_CONFIG", config)]).unwrap_err().to_string().contains("config.json")
+        );
     }
 }

@@ -87,7 +87,11 @@ impl Engine {
 
     async fn read(&self, answer: Answer) -> HttpResult<Value> {
         let endpoint = || self.endpoint().to_string();
-        answer.body.json().await.map_err(|source| HttpError::Broken { endpoint: endpoint(), source })
+        answer
+            .body
+            .json()
+            .await
+            .map_err(|source| HttpError::Broken { endpoint: endpoint(), source })
     }
 }
 

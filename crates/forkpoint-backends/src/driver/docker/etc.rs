@@ -35,7 +35,8 @@ impl Host {
             // Beside it is the digest of what the engine wrote.
             let path = container.0["ResolvConfPath"].as_str().unwrap_or_default();
             let made = fs::read_to_string(format!("{path}.hash")).unwrap_or_default();
-            let digest: String = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
+            let digest: String =
+                Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
             !made.is_empty() && made.trim().trim_start_matches("sha256:") != digest
         });
         let hostname = read("HostnamePath").filter(|text| {
@@ -93,8 +94,12 @@ fn full_name(config: &Value) -> String {
 /// Lines that the engine did not write: neither the usual ones, nor the container's own addresses, nor
 /// hosts that it was created with.
 fn own_lines(text: &str, container: &Container) -> String {
-    let extra: Vec<&str> =
-        container.host_config()["ExtraHosts"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let extra: Vec<&str> = container.host_config()["ExtraHosts"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
     let addresses: Vec<&str> = container
         .networks()
         .flat_map(|(_, told)| [told["IPAddress"].as_str(), told["GlobalIPv6Address"].as_str()])
@@ -110,7 +115,8 @@ fn own_lines(text: &str, container: &Container) -> String {
             entry.split_once(':').is_some_and(|(name, ip)| ip == address && names.contains(&name))
         });
         // A container that does not run has no address, and the file still has its last one.
-        let itself = addresses.contains(&address) || !hostname.is_empty() && names.contains(&hostname);
+        let itself =
+            addresses.contains(&address) || !hostname.is_empty() && names.contains(&hostname);
         !line.trim().is_empty() && !USUAL.contains(line) && !itself && !given
     };
     text.lines().filter(is_own).collect::<Vec<_>>().join("\n")

@@ -70,9 +70,13 @@ impl Pair {
             }
             let stat = statat(&self.from, name, AtFlags::SYMLINK_NOFOLLOW)?;
             match statat(&self.to, name, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(there) if same_kind(&stat, &there) => self.complete_one(name, &stat, &there, depth)?,
+                Ok(there) if same_kind(&stat, &there) => {
+                    self.complete_one(name, &stat, &there, depth)?;
+                }
                 Ok(_) => {}
-                Err(Errno::NOENT) if kind_of(&stat) == FileType::Socket => self.socket(name, &stat)?,
+                Err(Errno::NOENT) if kind_of(&stat) == FileType::Socket => {
+                    self.socket(name, &stat)?;
+                }
                 Err(Errno::NOENT) => {}
                 Err(err) => return Err(err.into()),
             }
@@ -115,7 +119,8 @@ impl Pair {
 
     fn socket(&self, name: &CStr, stat: &Stat) -> io::Result<()> {
         mknodat(&self.to, name, FileType::Socket, Mode::RUSR, 0)?;
-        let (uid, gid) = (rustix::fs::Uid::from_raw(stat.st_uid), rustix::fs::Gid::from_raw(stat.st_gid));
+        let (uid, gid) =
+            (rustix::fs::Uid::from_raw(stat.st_uid), rustix::fs::Gid::from_raw(stat.st_gid));
         chownat(&self.to, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
         chmodat(&self.to, name, Mode::from_raw_mode(stat.st_mode), AtFlags::empty())?;
         self.set_times(name, stat)

@@ -127,10 +127,8 @@ impl Host {
         if self.stat(container.id(), b"/bin/sh").await?.is_none() {
             return Ok(argv);
         }
-        let script = format!(
-            "stty rows {} cols {} 2>/dev/null; exec \"$@\"",
-            size.rows, size.columns
-        );
+        let script =
+            format!("stty rows {} cols {} 2>/dev/null; exec \"$@\"", size.rows, size.columns);
         Ok(["/bin/sh", "-c", &script, "sh"].map(str::to_owned).into_iter().chain(argv).collect())
     }
 
@@ -170,7 +168,9 @@ impl Host {
             Running::Refused => return Err(refused(command, &from_stdout.drain().await)),
             // The runtime says so in the command's place.
             Running::Ended => {
-                if let Some(said) = from_stderr.peek().await.filter(|said| is_of_runtime(command, said)) {
+                if let Some(said) =
+                    from_stderr.peek().await.filter(|said| is_of_runtime(command, said))
+                {
                     return Err(refused(command, &said));
                 }
             }
@@ -179,7 +179,8 @@ impl Host {
             let _ = self.resize(&exec, size).await;
         }
         let (tell, told) = watch::channel(None);
-        let watcher = Watcher { host: Arc::clone(self), exec: exec.clone(), container: container.clone() };
+        let watcher =
+            Watcher { host: Arc::clone(self), exec: exec.clone(), container: container.clone() };
         let control = Control { watcher: watcher.clone(), told, sent: Arc::default(), tty };
         let (sent, limits) = (Arc::clone(&control.sent), (command.timeout, command.leaves));
         tokio::spawn(async move {
@@ -262,7 +263,9 @@ enum Running {
 fn text(bytes: &[u8], what: &str) -> DriverResult<String> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(text.to_owned()),
-        Err(_) => invalid(format!("a {what} of the command is not UTF-8, which its API cannot say")),
+        Err(_) => {
+            invalid(format!("a {what} of the command is not UTF-8, which its API cannot say"))
+        }
     }
 }
 
@@ -271,7 +274,8 @@ fn is_of_runtime(command: &Command, said: &str) -> bool {
     let program = command.argv.first().map(|word| word.to_string_lossy().into_owned());
     said.lines().count() == 1
         && said.strip_prefix("exec ").is_some_and(|rest| {
-            program.is_some_and(|program| rest.contains(&program)) && rest.contains(": exec format error")
+            program.is_some_and(|program| rest.contains(&program))
+                && rest.contains(": exec format error")
         })
 }
 
@@ -287,7 +291,10 @@ fn refused(command: &Command, said: &str) -> DriverError {
         _ if said.contains("permission denied") => io::ErrorKind::PermissionDenied,
         _ => io::ErrorKind::Other,
     };
-    DriverError::CommandRefused { command: program, source: io::Error::new(kind, said.trim().to_owned()) }
+    DriverError::CommandRefused {
+        command: program,
+        source: io::Error::new(kind, said.trim().to_owned()),
+    }
 }
 
 /// Reads what both streams say from one connection.
@@ -537,10 +544,18 @@ mod tests {
             "OCI runtime exec failed: exec failed: unable to start container process: exec: \"x\": executable file not found in $PATH: unknown",
             "exec: \"/x\": stat /x: no such file or directory",
         ] {
-            assert!(matches!(refused(&command, said), DriverError::CommandMissing { .. }), "{said}");
+            assert!(
+                matches!(refused(&command, said), DriverError::CommandMissing { .. }),
+                "{said}"
+            );
         }
-        for said in ["exec: \"x\": permission denied", "exec /x: exec format error", "is a directory"] {
-            assert!(matches!(refused(&command, said), DriverError::CommandRefused { .. }), "{said}");
+        for said in
+            ["exec: \"x\": permission denied", "exec /x: exec format error", "is a directory"]
+        {
+            assert!(
+                matches!(refused(&command, said), DriverError::CommandRefused { .. }),
+                "{said}"
+            );
         }
     }
 }

@@ -94,6 +94,30 @@ impl Host {
         Ok(answer.map(|answer| Reader::new(answer.body)))
     }
 
+    /// All below a directory, as the engine sends it; `None` where there is nothing.
+    pub(super) async fn archive_of(
+        &self,
+        container: &str,
+        path: &Path,
+    ) -> DriverResult<Option<ByteStream>> {
+        let path = archive_path(container, path.as_os_str().as_bytes());
+        let request = Request::new("GET", path).patience(Some(LONG));
+        let answer = found(self.engine.send(request).await).map_err(failed("read a directory"))?;
+        Ok(answer.map(|answer| answer.body.stream()))
+    }
+
+    /// Unpacks an archive below a directory.
+    pub(super) async fn put_archive(
+        &self,
+        container: &str,
+        path: &Path,
+        archive: ByteStream,
+    ) -> DriverResult<()> {
+        let path = archive_path(container, path.as_os_str().as_bytes());
+        let request = Request::new("PUT", path).stream(archive).patience(Some(LONG));
+        self.engine.send(request).await.map(drop).map_err(failed("write files"))
+    }
+
     /// What its header in an archive says.
     async fn header(&self, container: &str, path: &Path) -> DriverResult<Option<archive::Entry>> {
         let read = self.get_archive(container, path).await.map_err(failed("look at a file"))?;
@@ -119,13 +143,14 @@ impl Host {
         let missing = || DriverError::PathMissing { id, path: path.clone() };
         let stat = stat.ok_or_else(missing)?;
         if !stat.is_file() {
-            let kind = if stat.is_dir() { io::ErrorKind::IsADirectory } else { io::ErrorKind::Other };
+            let kind =
+                if stat.is_dir() { io::ErrorKind::IsADirectory } else { io::ErrorKind::Other };
             return Err(no_file("read", path, kind));
         }
         let reader = self.get_archive(container.id(), &at).await.map_err(failed("read a file"))?;
         let mut reader = reader.ok_or_else(missing)?;
         let entry = reader.next().await.map_err(|err| io_at("read", path.as_path(), err))?;
-        if !entry.is_some_and(|entry| entry.kind == archive::FILE) {
+        if entry.is_none_or(|entry| entry.kind != archive::FILE) {
             return Err(no_file("read", path, io::ErrorKind::Other));
         }
         Ok(contents(reader))
@@ -145,18 +170,17 @@ impl Host {
                 return Err(no_file("create", path, io::ErrorKind::AlreadyExists));
             }
             Some(stat) if !stat.is_file() => {
-                let kind = if stat.is_dir() { io::ErrorKind::IsADirectory } else { io::ErrorKind::Other };
+                let kind =
+                    if stat.is_dir() { io::ErrorKind::IsADirectory } else { io::ErrorKind::Other };
                 return Err(no_file("write", path, kind));
             }
             _ => {}
         }
         let bytes = match (&stat, mode) {
-            (Some(_), WriteMode::Append) => {
-                match self.append(id, &container, &at, bytes).await? {
-                    None => return Ok(()),
-                    Some(bytes) => self.after_what_is_there(&container, &at, bytes).await?,
-                }
-            }
+            (Some(_), WriteMode::Append) => match self.append(id, &container, &at, bytes).await? {
+                None => return Ok(()),
+                Some(bytes) => self.after_what_is_there(&container, &at, bytes).await?,
+            },
             _ => bytes,
         };
         let mut entry = match stat {
@@ -200,7 +224,9 @@ impl Host {
         }
         match process.control.wait().await? {
             ExitStatus::Code(0) => Ok(None),
-            status => Err(io_at("write", at, io::Error::other(format!("`cat` ended with {status:?}")))),
+            status => {
+                Err(io_at("write", at, io::Error::other(format!("`cat` ended with {status:?}"))))
+            }
         }
     }
 
@@ -238,7 +264,8 @@ impl Host {
                     }
                     _ => {}
                 }
-                let entry = archive::Entry { mode: *mode, ..archive::Entry::new(b"", archive::DIRECTORY) };
+                let entry =
+                    archive::Entry { mode: *mode, ..archive::Entry::new(b"", archive::DIRECTORY) };
                 self.put(&container, at, entry, None).await
             }
             NewEntry::Symlink { target } => {
@@ -246,7 +273,11 @@ impl Host {
                     return Err(no_file("create", path, io::ErrorKind::IsADirectory));
                 }
                 let link = target.as_os_str().as_bytes().to_vec();
-                let entry = archive::Entry { link, mode: 0o777, ..archive::Entry::new(b"", archive::SYMLINK) };
+                let entry = archive::Entry {
+                    link,
+                    mode: 0o777,
+                    ..archive::Entry::new(b"", archive::SYMLINK)
+                };
                 self.put(&container, at, entry, None).await
             }
             NewEntry::Mode(mode) => {
@@ -308,9 +339,8 @@ impl Host {
                 None => break,
             }
         }
-        let relative = |path: &Path| {
-            path.strip_prefix(below).unwrap_or(path).as_os_str().as_bytes().to_vec()
-        };
+        let relative =
+            |path: &Path| path.strip_prefix(below).unwrap_or(path).as_os_str().as_bytes().to_vec();
         let mut head = Vec::new();
         for directory in missing.iter().rev() {
             let directory = archive::Entry::new(&relative(directory), archive::DIRECTORY);

@@ -8,18 +8,22 @@ use forkpoint_core::{
 use super::{container::Container, host::Host, kept::volumes_of};
 
 impl Host {
-    pub(super) async fn findings(&self, id: SandboxId, kind: SnapshotKind) -> DriverResult<Vec<Finding>> {
+    pub(super) async fn findings(
+        &self,
+        id: SandboxId,
+        kind: SnapshotKind,
+    ) -> DriverResult<Vec<Finding>> {
         let container = self.container(id).await?;
         let mut findings = mount_findings(&container);
         for volume in volumes_of(&container) {
             if self.volume_path(&volume.name).await?.is_none() {
                 let text = format!(
-                    "volume `{}` at `{}` is out of reach (driver `{}`): what is in it is not kept",
+                    "volume `{}` at `{}` is out of reach (driver `{}`): the engine sends all of it each time, with times to the second; a copy's is a local one",
                     volume.name,
                     volume.places.join("`, `"),
                     volume.driver
                 );
-                findings.push(finding(Severity::LeftOut, text));
+                findings.push(finding(Severity::Note, text));
             }
         }
         if self.reachable(&container.graph()).is_none() {
@@ -54,7 +58,9 @@ fn mount_findings(container: &Container) -> Vec<Finding> {
         let text = format!("`{place}` is in memory (tmpfs): what is in it is not kept");
         findings.push(finding(Severity::LeftOut, text));
     }
-    if let Some(other) = host["NetworkMode"].as_str().and_then(|mode| mode.strip_prefix("container:")) {
+    if let Some(other) =
+        host["NetworkMode"].as_str().and_then(|mode| mode.strip_prefix("container:"))
+    {
         let text = format!("it lives in the network of container `{other}`, and a copy will too");
         findings.push(finding(Severity::Note, text));
     }

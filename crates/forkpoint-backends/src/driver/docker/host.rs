@@ -67,7 +67,8 @@ impl Host {
         if let Some(store) = self.store.get() {
             return Ok(store);
         }
-        let opened = LayerStore::open(&self.place("layers")?).map_err(layer_error("open layers"))?;
+        let opened =
+            LayerStore::open(&self.place("layers")?).map_err(layer_error("open layers"))?;
         Ok(self.store.get_or_init(|| opened))
     }
 
@@ -100,7 +101,9 @@ impl Host {
     pub(super) fn drop_note(&self, kind: &str, name: &str) -> DriverResult<()> {
         let path = self.directory.join(kind).join(name);
         match fs::remove_file(&path) {
-            Err(err) if err.kind() != io::ErrorKind::NotFound => Err(io_error("remove", &path)(err)),
+            Err(err) if err.kind() != io::ErrorKind::NotFound => {
+                Err(io_error("remove", &path)(err))
+            }
             _ => Ok(()),
         }
     }

@@ -57,7 +57,9 @@ pub(super) enum HttpError {
     Silent { endpoint: String, after: Duration },
     #[error("`{endpoint}` answers what is not HTTP: {what}")]
     Odd { endpoint: String, what: &'static str },
-    #[error("`{endpoint}` speaks version {found} of the API, and 1.40 (Docker 19.03) is the oldest that is understood: update the engine")]
+    #[error(
+        "`{endpoint}` speaks version {found} of the API, and 1.40 (Docker 19.03) is the oldest that is understood: update the engine"
+    )]
     TooOld { endpoint: String, found: String },
     #[error("{message}")]
     Refused { status: u16, message: String },
@@ -132,8 +134,9 @@ impl Request {
             Content::Nothing if self.method == "GET" || self.method == "HEAD" => {}
             Content::Nothing => head.push_str("Content-Length: 0\r\n"),
             Content::Json(_) => head.push_str("Content-Type: application/json\r\n"),
-            Content::Stream(_) => head
-                .push_str("Content-Type: application/x-tar\r\nTransfer-Encoding: chunked\r\n"),
+            Content::Stream(_) => {
+                head.push_str("Content-Type: application/x-tar\r\nTransfer-Encoding: chunked\r\n");
+            }
         }
         head.push_str(match self.upgrade {
             true => "Connection: Upgrade\r\nUpgrade: tcp\r\n",
@@ -210,8 +213,7 @@ impl Client {
             Ok(value) => value["message"]
                 .as_str()
                 .or_else(|| value["cause"].as_str())
-                .map(str::to_owned)
-                .unwrap_or_else(|| value.to_string()),
+                .map_or_else(|| value.to_string(), str::to_owned),
             Err(_) => String::from_utf8_lossy(&told).trim().to_owned(),
         };
         let message = match message.is_empty() {

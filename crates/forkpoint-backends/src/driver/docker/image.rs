@@ -49,7 +49,11 @@ struct Packed {
 }
 
 impl Host {
-    pub(super) async fn commit(&self, container: &Container, marked: &Marked) -> DriverResult<String> {
+    pub(super) async fn commit(
+        &self,
+        container: &Container,
+        marked: &Marked,
+    ) -> DriverResult<String> {
         let (repository, labels) = (label::repository(marked.snapshot), change_of(&marked.labels));
         let path = format!(
             "/commit{}",
@@ -81,10 +85,9 @@ impl Host {
         marked: &Marked,
     ) -> DriverResult<String> {
         let (tree, spool, snapshot) = (tree.to_owned(), self.place("spool")?, marked.snapshot);
-        let packed = blocking(move || {
-            pack(&tree, &spool, snapshot).map_err(io_error("pack", &tree))
-        })
-        .await?;
+        let packed =
+            blocking(move || pack(&tree, &spool, snapshot).map_err(io_error("pack", &tree)))
+                .await?;
         let layers = below["RootFS"]["Layers"].as_array().into_iter().flatten();
         let mut layers: Vec<String> =
             layers.filter_map(Value::as_str).take(keep).map(str::to_owned).collect();
@@ -110,7 +113,8 @@ impl Host {
         let config = configuration(like, layers, config, marked).to_string();
         let digest = hex(&Sha256::digest(&config));
         let name = format!("{digest}.json");
-        let paths: Vec<String> = (0..layers.len()).map(|index| format!("{index}/layer.tar")).collect();
+        let paths: Vec<String> =
+            (0..layers.len()).map(|index| format!("{index}/layer.tar")).collect();
         let manifest = json!([{
             "Config": name,
             "RepoTags": [label::tag(marked.snapshot)],
@@ -151,7 +155,9 @@ impl Host {
         let filter = label::filter(&[(label::SOURCE, container), (label::DATA, &data.0)]);
         let mut images = self.list_images(&filter).await?;
         let sequence = |image: &Value| -> u64 {
-            label::of(&image["Labels"], label::SEQUENCE).and_then(|text| text.parse().ok()).unwrap_or(0)
+            label::of(&image["Labels"], label::SEQUENCE)
+                .and_then(|text| text.parse().ok())
+                .unwrap_or(0)
         };
         images.sort_by_key(|image| std::cmp::Reverse(sequence(image)));
         Ok(images)
@@ -184,7 +190,8 @@ fn file_header(name: &str, len_bytes: u64) -> Vec<u8> {
 
 /// As a line of a Dockerfile.
 fn change_of(labels: &[(&'static str, String)]) -> String {
-    let labels: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value:?}")).collect();
+    let labels: Vec<String> =
+        labels.iter().map(|(key, value)| format!("{key}={value:?}")).collect();
     format!("LABEL {}", labels.join(" "))
 }
 
@@ -197,7 +204,9 @@ fn configuration(like: &Value, layers: &[String], config: &Value, marked: &Marke
         config["Labels"][key] = json!(value);
     }
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-    let now = i32::try_from(now.tv_nsec).ok().and_then(|nanos| jiff::Timestamp::new(now.tv_sec, nanos).ok());
+    let now = i32::try_from(now.tv_nsec)
+        .ok()
+        .and_then(|nanos| jiff::Timestamp::new(now.tv_sec, nanos).ok());
     let created = now.unwrap_or_default().to_string();
     let history = json!({ "created": created, "created_by": "forkpoint" });
     let mut all = json!({
@@ -215,9 +224,9 @@ fn configuration(like: &Value, layers: &[String], config: &Value, marked: &Marke
 }
 
 fn pack(tree: &Path, spool: &PathBuf, snapshot: SnapshotId) -> io::Result<Packed> {
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let file = File::from(openat(CWD, spool, flags, Mode::RUSR | Mode::WUSR)?);
-    let mut writer = Hashing { file: BufWriter::with_capacity(256 << 10, &file), hash: Sha256::new(), len: 0 };
+    let file = nameless(spool)?;
+    let mut writer =
+        Hashing { file: BufWriter::with_capacity(256 << 10, &file), hash: Sha256::new(), len: 0 };
     tarball::write(tree, snapshot, &mut writer)?;
     writer.file.flush()?;
     let (len_bytes, digest) = (writer.len, hex(&writer.hash.finalize_reset()));
@@ -225,6 +234,12 @@ fn pack(tree: &Path, spool: &PathBuf, snapshot: SnapshotId) -> io::Result<Packed
     let mut file = file;
     file.rewind()?;
     Ok(Packed { file, len_bytes, digest })
+}
+
+/// A file that goes with its descriptor.
+pub(super) fn nameless(directory: &Path) -> io::Result<File> {
+    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+    Ok(File::from(openat(CWD, directory, flags, Mode::RUSR | Mode::WUSR)?))
 }
 
 struct Hashing<'a> {

@@ -1,6 +1,9 @@
 //! Volumes of a container: kept with a snapshot, given to a copy, brought back in place.
 
-use std::path::{Path, PathBuf};
+use std::{
+    io::{BufReader, Seek as _},
+    path::{Path, PathBuf},
+};
 
 use forkpoint_core::{
     driver::{DriverResult, Piece, PieceName},
@@ -18,9 +21,12 @@ use super::{
     label,
     seal::Data,
     shape::Shape,
-    volume::{VolumeCapture, VolumeStore, piece_name},
+    volume::{VolumeArchive, VolumeCapture, VolumeStore, piece_name},
 };
-use crate::layer::LayerName;
+use crate::{
+    driver::local::{sandbox::read_file, spool::Spool},
+    layer::LayerName,
+};
 
 /// A volume as it was when it was sealed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,6 +52,14 @@ impl KeptVolume {
         let name: PieceName = piece_name(self.layer.as_ref()?);
         Some(Piece { name, over: None, bytes: self.own_bytes })
     }
+}
+
+/// What is done about volumes when a container goes back: contents that are exchanged, by the volume's
+/// name, and contents that are sent, by the place.
+#[derive(Debug, Default)]
+pub(super) struct Planned {
+    pub(super) swaps: Vec<(String, LayerName)>,
+    pub(super) sends: Vec<(String, LayerName)>,
 }
 
 /// Who a volume is, for the store.
@@ -83,7 +97,10 @@ impl Host {
     ) -> DriverResult<Vec<KeptVolume>> {
         let mut kept = volumes_of(container);
         for (number, volume) in kept.iter_mut().enumerate() {
-            let Some(path) = self.volume_path(&volume.name).await? else { continue };
+            let Some(path) = self.volume_path(&volume.name).await? else {
+                self.receive_volume(container, volume, snapshot, number).await?;
+                continue;
+            };
             let (store, name) = (self.volumes()?, volume.name.clone());
             let layer = blocking(move || {
                 let identity = identity(&name, &path);
@@ -104,31 +121,83 @@ impl Host {
         }
         let store = self.volumes()?;
         blocking(move || {
-            layers.iter().try_for_each(|layer| store.sync(layer)).map_err(layer_error("sync a volume"))
+            layers
+                .iter()
+                .try_for_each(|layer| store.sync(layer))
+                .map_err(layer_error("sync a volume"))
         })
         .await
     }
 
-    /// Volumes for a copy, as was chosen.
+    /// One that is not on this disk, or that only the engine sees: as the engine sends it.
+    async fn receive_volume(
+        &self,
+        container: &Container,
+        volume: &mut KeptVolume,
+        snapshot: SnapshotId,
+        number: usize,
+    ) -> DriverResult<()> {
+        let Some(place) = volume.places.first().cloned() else { return Ok(()) };
+        let Some(stream) = self.archive_of(container.id(), Path::new(&place)).await? else {
+            return Ok(());
+        };
+        let spool = Spool::take(&self.place("spool")?, stream).await;
+        let spool = spool.map_err(|err| super::files::io_at("read", Path::new(&place), err))?;
+        let (store, name) = (self.volumes()?, format!("{} of {}", volume.name, volume.driver));
+        let layer = blocking(move || {
+            let reader = spool.into_reader();
+            let reader =
+                reader.map_err(|err| super::files::io_at("read", Path::new(&place), err))?;
+            let spec = VolumeArchive { snapshot, number, volume: &name };
+            store.receive(&spec, BufReader::new(reader)).map_err(layer_error("keep a volume"))
+        })
+        .await?;
+        (volume.bytes, volume.own_bytes, volume.files) =
+            (layer.size.bytes, layer.own.bytes, layer.size.files);
+        volume.layer = Some(layer.name);
+        Ok(())
+    }
+
+    /// Into a container that was made and does not run yet, for a volume that is out of reach.
+    pub(super) async fn send_volume(
+        &self,
+        container: &str,
+        place: &str,
+        layer: &LayerName,
+    ) -> DriverResult<()> {
+        let (store, layer, spool) = (self.volumes()?, layer.clone(), self.place("spool")?);
+        let file = blocking(move || {
+            let io = |err| super::files::io_at("write", &spool, err);
+            let mut file = super::image::nameless(&spool).map_err(io)?;
+            store.send(&layer, &mut file).map_err(layer_error("send a volume"))?;
+            file.rewind().map_err(io)?;
+            Ok(file)
+        })
+        .await?;
+        self.put_archive(container, Path::new(place), read_file(file)).await
+    }
+
+    /// Volumes for a copy, as was chosen. What comes back is to be sent once the copy is there.
     pub(super) async fn give_volumes(
         &self,
         sandbox: SandboxId,
         kept: &[KeptVolume],
         choice: VolumeChoice,
         shape: &mut Shape,
-    ) -> DriverResult<()> {
+    ) -> DriverResult<Vec<(String, LayerName)>> {
+        let mut sends = Vec::new();
         for (number, volume) in kept.iter().enumerate() {
             match choice {
                 VolumeChoice::Share => shape.mount(&volume.places, Some(&volume.name)),
                 VolumeChoice::None => shape.mount(&volume.places, None),
                 VolumeChoice::Copy => {
                     let name = format!("forkpoint-{sandbox}-{number}");
-                    self.make_volume(sandbox, &name, volume).await?;
+                    sends.extend(self.make_volume(sandbox, &name, volume).await?);
                     shape.mount(&volume.places, Some(&name));
                 }
             }
         }
-        Ok(())
+        Ok(sends)
     }
 
     async fn make_volume(
@@ -136,7 +205,7 @@ impl Host {
         sandbox: SandboxId,
         name: &str,
         volume: &KeptVolume,
-    ) -> DriverResult<()> {
+    ) -> DriverResult<Option<(String, LayerName)>> {
         let labels = json!({
             label::SANDBOX: sandbox.to_string(),
             label::DATA: self.data()?.0,
@@ -150,9 +219,12 @@ impl Host {
                 volume.name, volume.driver
             );
             self.notice(sandbox, text);
-            return Ok(());
+            return Ok(None);
         };
-        self.fill_volume(name, layer).await
+        if self.volume_path(name).await?.is_none() {
+            return Ok(volume.places.first().cloned().zip(Some(layer)));
+        }
+        self.fill_volume(name, layer).await.map(|()| None)
     }
 
     async fn fill_volume(&self, name: &str, layer: LayerName) -> DriverResult<()> {
@@ -173,9 +245,9 @@ impl Host {
         data: &Data,
         old: Option<&Container>,
         shape: &mut Shape,
-    ) -> DriverResult<Vec<(String, LayerName)>> {
+    ) -> DriverResult<Planned> {
         let now = old.map(volumes_of).unwrap_or_default();
-        let mut swaps = Vec::new();
+        let mut planned = Planned::default();
         for (number, volume) in data.volumes.iter().enumerate() {
             let place = volume.places.first();
             let own = now.iter().find(|own| place.is_some_and(|place| own.places.contains(place)));
@@ -186,16 +258,19 @@ impl Host {
             };
             shape.mount(&volume.places, Some(&name));
             if self.inspect_volume(&name).await?.is_none() {
-                self.make_volume(sandbox, &name, volume).await?;
+                planned.sends.extend(self.make_volume(sandbox, &name, volume).await?);
             } else if let Some(layer) = &volume.layer {
-                swaps.push((name, layer.clone()));
+                planned.swaps.push((name, layer.clone()));
             }
         }
-        Ok(swaps)
+        Ok(planned)
     }
 
     /// Who the volumes are that are to be exchanged, for the note that is written before.
-    pub(super) async fn swap_names(&self, swaps: &[(String, LayerName)]) -> DriverResult<Vec<String>> {
+    pub(super) async fn swap_names(
+        &self,
+        swaps: &[(String, LayerName)],
+    ) -> DriverResult<Vec<String>> {
         let mut names = Vec::new();
         for (name, _) in swaps {
             names.push(identity(name, &self.near_volume(name).await?));
@@ -217,7 +292,11 @@ impl Host {
         Ok(())
     }
 
-    pub(super) async fn settle_volumes(&self, names: Vec<String>, forward: bool) -> DriverResult<()> {
+    pub(super) async fn settle_volumes(
+        &self,
+        names: Vec<String>,
+        forward: bool,
+    ) -> DriverResult<()> {
         if names.is_empty() {
             return Ok(());
         }
@@ -244,7 +323,8 @@ impl Host {
     /// Removes volumes that were made for a sandbox.
     pub(super) async fn remove_volumes(&self, sandbox: SandboxId) -> DriverResult<()> {
         let data = self.data()?;
-        let filter = label::filter(&[(label::SANDBOX, &sandbox.to_string()), (label::DATA, &data.0)]);
+        let filter =
+            label::filter(&[(label::SANDBOX, &sandbox.to_string()), (label::DATA, &data.0)]);
         let path = format!("/volumes{}", super::engine::query(&[("filters", &filter)]));
         let listed = self.engine.get(path).await.map_err(failed("list volumes"))?;
         for volume in listed["Volumes"].as_array().into_iter().flatten() {

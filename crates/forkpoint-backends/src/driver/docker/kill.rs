@@ -21,7 +21,8 @@ pub(super) struct Target {
 
 impl Target {
     pub(super) fn new(host: Arc<Host>, container: &Container, exec: &Value) -> Self {
-        let pid = exec["Pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).filter(|&pid| pid > 0);
+        let pid =
+            exec["Pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).filter(|&pid| pid > 0);
         Self { host, container: container.id().to_owned(), pid, running: exec["Running"] == true }
     }
 
@@ -31,7 +32,8 @@ impl Target {
         if !self.is_here(pid) {
             return self.out_of_reach();
         }
-        let (Some(process), Some(signal)) = (Pid::from_raw(pid), Signal::from_named_raw(number)) else {
+        let (Some(process), Some(signal)) = (Pid::from_raw(pid), Signal::from_named_raw(number))
+        else {
             return self.out_of_reach();
         };
         let sent = match group {
@@ -50,7 +52,8 @@ impl Target {
         let Some(pid) = self.pid else { return false };
         if !self.is_here(pid) {
             // Gone, or never here: if it is gone, the engine says so in a moment.
-            return !self.host.engine.endpoint().is_near() || Path::new(&format!("/proc/{pid}")).exists();
+            return !self.host.engine.endpoint().is_near()
+                || Path::new(&format!("/proc/{pid}")).exists();
         }
         let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
         !name.is_empty() && !name.starts_with("runc:[")
@@ -72,7 +75,9 @@ impl Target {
 
     /// Ends everything that is left of the command's session.
     pub(super) async fn end_session(&self) {
-        let Some(session) = self.pid.filter(|_| self.host.engine.endpoint().is_near()) else { return };
+        let Some(session) = self.pid.filter(|_| self.host.engine.endpoint().is_near()) else {
+            return;
+        };
         for _ in 0..8 {
             let left = session_of(session, &self.container);
             if left.is_empty() {
@@ -100,7 +105,9 @@ fn session_of(session: i32, container: &str) -> Vec<i32> {
         let is_dead = matches!(fields.next(), Some("Z" | "X"));
         fields.nth(2).and_then(|text| text.parse().ok()) == Some(session)
             && !is_dead
-            && fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default().contains(container)
+            && fs::read_to_string(format!("/proc/{pid}/cgroup"))
+                .unwrap_or_default()
+                .contains(container)
     })
     .collect()
 }

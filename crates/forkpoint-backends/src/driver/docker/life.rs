@@ -60,7 +60,7 @@ impl Host {
         let image = self.inspect_image(spec.template.as_str()).await?;
         let mut shape = shape::fresh(spec, idle)?;
         self.sign(id, None, image.as_ref().map_or(0, layers_of), &mut shape)?;
-        let container = self.bring_up(id, spec, shape, None).await?;
+        let container = self.bring_up(id, spec, shape, (None, Vec::new())).await?;
         match self.inspect(&container).await? {
             Some(container) if container.state() == SandboxState::Running => Ok(()),
             _ => invalid(format!(
@@ -84,8 +84,8 @@ impl Host {
         self.sign(id, Some(from.snapshot), data.origin, &mut shape)?;
         let restored = async {
             let choice = spec.attachments.volumes;
-            self.give_volumes(id, &data.volumes, choice, &mut shape).await?;
-            let container = self.bring_up(id, spec, shape, data.processes()).await?;
+            let sends = self.give_volumes(id, &data.volumes, choice, &mut shape).await?;
+            let container = self.bring_up(id, spec, shape, (data.processes(), sends)).await?;
             self.write_edits(&container, &data).await
         };
         match restored.await {
@@ -99,12 +99,12 @@ impl Host {
         id: SandboxId,
         spec: &SandboxSpec,
         shape: Shape,
-        processes: Option<LayerName>,
+        (processes, sends): (Option<LayerName>, Vec<(String, LayerName)>),
     ) -> DriverResult<String> {
         let own = format!("forkpoint-{id}");
         let name = spec.attachments.native_name.as_deref().unwrap_or(&own);
         let asked = shape.host_ports();
-        let mut making = Making { sandbox: id, name, shape, instead_of: None, processes };
+        let mut making = Making { sandbox: id, name, shape, instead_of: None, processes, sends };
         let container = self.prepare(&mut making).await?;
         let container = self.launch(&mut making, container).await?;
         self.tell_ports(id, &asked, &container).await?;
@@ -155,7 +155,9 @@ impl Host {
                 let reason = format!("somebody gave the name `{tag}` to another image");
                 Err(DriverError::Damaged { snapshot, reason })
             }
-            None if self.inspect_image(&data.image).await?.is_some() => self.retag(&data.image, snapshot).await,
+            None if self.inspect_image(&data.image).await?.is_some() => {
+                self.retag(&data.image, snapshot).await
+            }
             None => {
                 let reason = format!("its image `{tag}` is gone from the engine");
                 Err(DriverError::Damaged { snapshot, reason })
@@ -166,7 +168,8 @@ impl Host {
     /// Gives an image of ours back its name, which somebody took away.
     pub(super) async fn retag(&self, image: &str, snapshot: SnapshotId) -> DriverResult<()> {
         let repository = label::repository(snapshot);
-        let path = format!("/images/{image}/tag{}", query(&[("repo", &repository), ("tag", "latest")]));
+        let path =
+            format!("/images/{image}/tag{}", query(&[("repo", &repository), ("tag", "latest")]));
         let tagged = self.engine.ask(Request::new("POST", path)).await;
         tagged.map(drop).map_err(failed("name an image"))
     }
@@ -225,7 +228,12 @@ impl Host {
         self.remove_volumes(id).await
     }
 
-    async fn switch(&self, container: &Container, verb: &str, pairs: &[(&str, &str)]) -> HttpResult<()> {
+    async fn switch(
+        &self,
+        container: &Container,
+        verb: &str,
+        pairs: &[(&str, &str)],
+    ) -> HttpResult<()> {
         let path = format!("/containers/{}/{verb}{}", container.id(), query(pairs));
         let request = Request::new("POST", path).patience(Some(LONG));
         self.engine.send(request).await.map(drop)
@@ -246,7 +254,9 @@ impl Host {
         let container = self.container(id).await?;
         match container.state() {
             SandboxState::Running => Ok(()),
-            SandboxState::Paused => Err(DriverError::NotRunning { id, state: SandboxState::Paused }),
+            SandboxState::Paused => {
+                Err(DriverError::NotRunning { id, state: SandboxState::Paused })
+            }
             SandboxState::Stopped => {
                 let started = self.start_container(container.id()).await;
                 started.map_err(failed("start a container"))
@@ -259,7 +269,9 @@ impl Host {
         match container.state() {
             // A pause of ours that nobody ended becomes theirs.
             SandboxState::Paused => self.drop_note(PAUSES, container.id()),
-            SandboxState::Stopped => Err(DriverError::NotRunning { id, state: SandboxState::Stopped }),
+            SandboxState::Stopped => {
+                Err(DriverError::NotRunning { id, state: SandboxState::Stopped })
+            }
             SandboxState::Running => {
                 self.switch(&container, "pause", &[]).await.map_err(failed("pause a container"))
             }
@@ -270,7 +282,9 @@ impl Host {
         let container = self.container(id).await?;
         match container.state() {
             SandboxState::Running => Ok(()),
-            SandboxState::Stopped => Err(DriverError::NotRunning { id, state: SandboxState::Stopped }),
+            SandboxState::Stopped => {
+                Err(DriverError::NotRunning { id, state: SandboxState::Stopped })
+            }
             SandboxState::Paused => {
                 self.unpause(&container).await?;
                 self.drop_note(PAUSES, container.id())
@@ -332,7 +346,11 @@ impl Host {
     }
 
     /// By a process inside that waits: nobody else may be there when the time is over.
-    pub(super) async fn end_in(self: &Arc<Self>, id: SandboxId, time: Duration) -> DriverResult<()> {
+    pub(super) async fn end_in(
+        self: &Arc<Self>,
+        id: SandboxId,
+        time: Duration,
+    ) -> DriverResult<()> {
         let container = self.container(id).await?;
         if container.label(label::IDLE).is_none() || container.state() != SandboxState::Running {
             return Ok(());
@@ -347,7 +365,8 @@ impl Host {
         let container = self.container(id).await?;
         let path = format!("/containers/{}/json?size=1", container.id());
         let sized = self.engine.get(path).await.map_err(failed("look at a container"))?;
-        let mut usage = SandboxUsage { disk_bytes: sized["SizeRw"].as_u64(), ..SandboxUsage::default() };
+        let mut usage =
+            SandboxUsage { disk_bytes: sized["SizeRw"].as_u64(), ..SandboxUsage::default() };
         if container.state() != SandboxState::Stopped {
             let path = format!("/containers/{}/stats?stream=0&one-shot=1", container.id());
             let stats = self.engine.get(path).await.map_err(failed("count what it uses"))?;
@@ -389,8 +408,8 @@ pub(super) fn spec_of(container: &Container) -> DriverResult<SandboxSpec> {
         _ => Network::Host,
     };
     let number = |key: &str| host[key].as_u64().filter(|number| *number > 0);
-    let quota = number("CpuQuota")
-        .map(|quota| quota * 1000 / number("CpuPeriod").unwrap_or(100_000));
+    let quota =
+        number("CpuQuota").map(|quota| quota * 1000 / number("CpuPeriod").unwrap_or(100_000));
     let cpus = number("NanoCpus").map(|nano| nano / 1_000_000).or(quota);
     spec.resources = Resources {
         memory_bytes: number("Memory"),

@@ -29,6 +29,8 @@ pub(super) struct Making<'a> {
     pub(super) instead_of: Option<&'a str>,
     /// What it goes on with, instead of its command.
     pub(super) processes: Option<LayerName>,
+    /// What goes into volumes that only the engine can reach, by their place.
+    pub(super) sends: Vec<(String, LayerName)>,
 }
 
 impl Host {
@@ -61,7 +63,11 @@ impl Host {
         self.check_networks(&making.shape).await?;
         self.yield_addresses(making).await?;
         self.yield_ports(making).await?;
-        self.create_container(making.name, &making.shape).await
+        let id = self.create_container(making.name, &making.shape).await?;
+        for (place, layer) in &making.sends {
+            self.send_volume(&id, place, layer).await?;
+        }
+        Ok(id)
     }
 
     /// Starts it. If a port is taken, it is made anew with another: the answer is the container that
@@ -118,7 +124,10 @@ impl Host {
             let given = given.into_iter().filter_map(|one| one["HostPort"].as_str());
             let given: Vec<&str> = given.collect();
             if !given.is_empty() && !given.contains(&wanted.to_string().as_str()) {
-                let text = format!("port {wanted} of the host is taken: {key} is published as {}", given[0]);
+                let text = format!(
+                    "port {wanted} of the host is taken: {key} is published as {}",
+                    given[0]
+                );
                 self.notice(about, text);
             }
         }
@@ -149,7 +158,10 @@ impl Host {
     /// An address that somebody has, or has a right to, is not taken away from them.
     async fn yield_addresses(&self, making: &mut Making<'_>) -> DriverResult<()> {
         let chosen = |endpoint: &Value| {
-            endpoint["IPAMConfig"]["IPv4Address"].as_str().filter(|ip| !ip.is_empty()).map(str::to_owned)
+            endpoint["IPAMConfig"]["IPv4Address"]
+                .as_str()
+                .filter(|ip| !ip.is_empty())
+                .map(str::to_owned)
         };
         let endpoints = making.shape.endpoints();
         if !endpoints.iter().any(|(_, endpoint)| chosen(endpoint).is_some()) {
@@ -166,7 +178,9 @@ impl Host {
             };
             if others.iter().find(has_it).is_some() {
                 making.shape.forget_address(&network);
-                let text = format!("address {address} of network `{network}` is taken: the engine chose another");
+                let text = format!(
+                    "address {address} of network `{network}` is taken: the engine chose another"
+                );
                 self.notice(making.sandbox, text);
             }
         }
@@ -265,8 +279,14 @@ mod tests {
     #[test]
     fn a_port_that_is_taken_is_found_in_what_is_said() {
         for (message, port) in [
-            ("driver failed programming external connectivity on endpoint x (0f): Bind for 0.0.0.0:8080 failed: port is already allocated", 8080),
-            ("Error starting userland proxy: listen tcp4 127.0.0.1:81: bind: address already in use", 81),
+            (
+                "driver failed programming external connectivity on endpoint x (0f): Bind for 0.0.0.0:8080 failed: port is already allocated",
+                8080,
+            ),
+            (
+                "Error starting userland proxy: listen tcp4 127.0.0.1:81: bind: address already in use",
+                81,
+            ),
             ("failed to bind host port: listen tcp [::]:9: bind: address already in use", 9),
         ] {
             let err = HttpError::Refused { status: 500, message: message.to_owned() };
@@ -284,7 +304,9 @@ mod tests {
 
     #[test]
     fn addresses_overlap_with_all_of_them() {
-        assert!(overlap("0.0.0.0", "127.0.0.1") && overlap("", "::") && overlap("1.1.1.1", "1.1.1.1"));
+        assert!(
+            overlap("0.0.0.0", "127.0.0.1") && overlap("", "::") && overlap("1.1.1.1", "1.1.1.1")
+        );
         assert!(!overlap("127.0.0.1", "10.0.0.1"));
     }
 }

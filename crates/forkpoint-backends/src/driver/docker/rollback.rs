@@ -73,7 +73,13 @@ impl Host {
         self.write_note(NOTES, &id.to_string(), &text)
     }
 
-    fn note(&self, id: SandboxId, spec: &SandboxSpec, old: Option<&Container>, data: &Data) -> Note {
+    fn note(
+        &self,
+        id: SandboxId,
+        spec: &SandboxSpec,
+        old: Option<&Container>,
+        data: &Data,
+    ) -> Note {
         // Only the container that was sealed may come back under its name.
         let lost = || match self.is_of(id, data) {
             true => data.container().name().to_owned(),
@@ -120,14 +126,21 @@ impl Host {
         let next = format!("{NEXT}{id}");
         let asked = shape.host_ports();
         let instead_of = old.map(Container::id);
-        let mut making = Making { sandbox: id, name: &next, shape, instead_of, processes: data.processes() };
+        let mut making = Making {
+            sandbox: id,
+            name: &next,
+            shape,
+            instead_of,
+            processes: data.processes(),
+            sends: volumes.sends.clone(),
+        };
         let container = self.prepare(&mut making).await?;
         if let Some(old) = old {
             self.stop_container(old).await?;
         }
-        note.volumes = self.swap_names(&volumes).await?;
+        note.volumes = self.swap_names(&volumes.swaps).await?;
         self.write_down(id, note)?;
-        self.exchange_volumes(&volumes).await?;
+        self.exchange_volumes(&volumes.swaps).await?;
         let container = self.launch(&mut making, container).await?;
         self.tell_ports(id, &asked, &container).await?;
         if let Some(old) = old
@@ -186,16 +199,15 @@ impl Host {
         };
         let candidates = self.candidates(id).await?;
         let next = candidates.iter().find(|one| name_of(one).starts_with(NEXT));
-        let current = candidates.iter().find(|one| {
-            !name_of(one).starts_with(NEXT) && !name_of(one).starts_with(PREVIOUS)
-        });
+        let current = candidates
+            .iter()
+            .find(|one| !name_of(one).starts_with(NEXT) && !name_of(one).starts_with(PREVIOUS));
         let id_of = |one: &Value| one["Id"].as_str().unwrap_or_default().to_owned();
-        let done = next.is_none()
-            && current.is_some_and(|one| Some(id_of(one)) != note.old);
+        let done = next.is_none() && current.is_some_and(|one| Some(id_of(one)) != note.old);
         match done {
             true => {
                 self.settle_volumes(note.volumes.clone(), true).await?;
-                self.remove_previous(&note).await?;
+                self.remove_old(id, &note).await?;
             }
             false => {
                 if let Some(next) = next {
@@ -208,13 +220,14 @@ impl Host {
         self.forget_rollback(id)
     }
 
-    /// By its id: one that we did not make has no label to be found by.
-    async fn remove_previous(&self, note: &Note) -> DriverResult<()> {
+    /// By its id: one that we did not make carries no label. It goes only under the name that we gave it.
+    async fn remove_old(&self, id: SandboxId, note: &Note) -> DriverResult<()> {
         let Some(old) = &note.old else { return Ok(()) };
-        let old = self.inspect(old).await?;
-        match old.filter(|old| old.name().starts_with(PREVIOUS)) {
-            Some(old) => self.remove_container(old.id(), true).await,
-            None => Ok(()),
+        match self.inspect(old).await? {
+            Some(old) if old.name() == format!("{PREVIOUS}{id}") => {
+                self.remove_container(old.id(), false).await
+            }
+            _ => Ok(()),
         }
     }
 

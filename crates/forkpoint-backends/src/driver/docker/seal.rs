@@ -126,7 +126,8 @@ impl Host {
         let all = graph.upper.iter().chain(&graph.lowers);
         let there = graph.upper.is_some() && all.into_iter().all(|path| path.is_dir());
         // An engine that maps users keeps its files below a directory that is named after the mapping.
-        let mapped = |path: &PathBuf| path.components().any(|part| is_mapping(part.as_os_str().to_str()));
+        let mapped =
+            |path: &PathBuf| path.components().any(|part| is_mapping(part.as_os_str().to_str()));
         (there && !graph.upper.iter().any(mapped)).then(|| graph.clone())
     }
 
@@ -225,7 +226,8 @@ impl Host {
     /// The image that was sealed last of a container, with what its files were then.
     async fn last_sealed(&self, earlier: &[Value]) -> DriverResult<Option<(Value, Manifest)>> {
         for image in earlier {
-            let snapshot = label::of(&image["Labels"], label::SNAPSHOT).and_then(|text| text.parse().ok());
+            let snapshot =
+                label::of(&image["Labels"], label::SNAPSHOT).and_then(|text| text.parse().ok());
             let Some(snapshot) = snapshot else { continue };
             let Some(manifest) = self.manifest(snapshot)? else { continue };
             let id = image["Id"].as_str().unwrap_or_default();
@@ -258,7 +260,8 @@ impl Host {
         }
         let upper = near.upper.clone();
         blocking(move || {
-            exact::complete(&upper, &layer).map_err(|err| super::files::io_at("complete", &layer, err))
+            exact::complete(&upper, &layer)
+                .map_err(|err| super::files::io_at("complete", &layer, err))
         })
         .await?;
         self.measured(container, image, Some(state)).await
@@ -298,7 +301,8 @@ impl Host {
         mut state: UpperState,
     ) -> DriverResult<Made> {
         let store = self.store()?.clone();
-        let (upper, mapped, name) = (near.upper.clone(), near.mapped.clone(), LayerName::of(marked.snapshot));
+        let (upper, mapped, name) =
+            (near.upper.clone(), near.mapped.clone(), LayerName::of(marked.snapshot));
         let (stage, manifest) = blocking(move || {
             let mut stage = store.stage(name, None).map_err(layer_error("copy what changed"))?;
             let spec = CaptureSpec { upper: &upper, since: since.as_ref(), mapped: &mapped };
@@ -372,7 +376,8 @@ impl Host {
         image: String,
         state: Option<UpperState>,
     ) -> DriverResult<Made> {
-        let size = |image: Option<Value>| image.and_then(|image| image["Size"].as_u64()).unwrap_or(0);
+        let size =
+            |image: Option<Value>| image.and_then(|image| image["Size"].as_u64()).unwrap_or(0);
         let below = size(self.inspect_image(container.image()).await?);
         let own_bytes = size(self.inspect_image(&image).await?).saturating_sub(below);
         let files = state.as_ref().map_or(0, |state| state.manifest.entry_count() as u64);
@@ -440,7 +445,8 @@ impl Host {
         let Some(layer) = graph.and_then(|graph| graph.upper) else { return Ok(artifact.clone()) };
         self.sync_layers(data.layers()).await?;
         let synced = blocking(move || {
-            let file = fs::File::open(&layer).map_err(|err| super::files::io_at("sync", &layer, err))?;
+            let file =
+                fs::File::open(&layer).map_err(|err| super::files::io_at("sync", &layer, err))?;
             rustix::fs::syncfs(&file).map_err(|err| super::files::io_at("sync", &layer, err.into()))
         });
         synced.await?;
@@ -463,7 +469,9 @@ pub(super) fn layers_of(image: &Value) -> usize {
 
 fn is_mapping(name: Option<&str>) -> bool {
     let Some((uid, gid)) = name.and_then(|name| name.split_once('.')) else { return false };
-    !uid.is_empty() && !gid.is_empty() && [uid, gid].iter().all(|id| id.bytes().all(|byte| byte.is_ascii_digit()))
+    !uid.is_empty()
+        && !gid.is_empty()
+        && [uid, gid].iter().all(|id| id.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
 /// Files that processes of the container have mapped to write, from its root.

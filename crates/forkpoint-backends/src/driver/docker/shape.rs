@@ -83,8 +83,10 @@ pub(super) fn like(from: &Container, spec: &SandboxSpec, purpose: Purpose) -> Sh
 fn keep_labels_of_others(labels: &mut Value) {
     let others = labels.as_object().into_iter().flatten();
     let keeps = |key: &str| !key.starts_with("forkpoint.") || key == label::IDLE;
-    let kept: Map<String, Value> =
-        others.filter(|(key, _)| keeps(key)).map(|(key, value)| (key.clone(), value.clone())).collect();
+    let kept: Map<String, Value> = others
+        .filter(|(key, _)| keeps(key))
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
     *labels = Value::Object(kept);
 }
 
@@ -115,7 +117,9 @@ impl Shape {
         if let Some(bytes) = resources.memory_bytes {
             let host = self.host();
             // More memory than memory with swap is refused.
-            if host["MemorySwap"].as_i64().is_some_and(|swap| swap > 0 && swap < bytes.cast_signed())
+            if host["MemorySwap"]
+                .as_i64()
+                .is_some_and(|swap| swap > 0 && swap < bytes.cast_signed())
             {
                 remove(host, "MemorySwap");
             }
@@ -227,7 +231,9 @@ impl Shape {
     pub(super) fn host_ports(&self) -> Vec<(String, String, u16)> {
         let bindings = self.body["HostConfig"]["PortBindings"].as_object().into_iter().flatten();
         bindings
-            .flat_map(|(key, list)| list.as_array().into_iter().flatten().map(move |one| (key, one)))
+            .flat_map(|(key, list)| {
+                list.as_array().into_iter().flatten().map(move |one| (key, one))
+            })
             .filter_map(|(key, one)| {
                 let port = one["HostPort"].as_str()?.parse().ok().filter(|&port| port > 0)?;
                 Some((key.clone(), one["HostIp"].as_str().unwrap_or_default().to_owned(), port))
@@ -255,8 +261,10 @@ impl Shape {
         let bindings = self.host()["PortBindings"].as_object_mut().into_iter().flatten();
         for (key, list) in bindings {
             for (index, one) in list.as_array_mut().into_iter().flatten().enumerate() {
-                let chosen = one["HostPort"].as_str().is_none_or(|port| port.is_empty() || port == "0");
-                if let Some(port) = now[key.as_str()][index]["HostPort"].as_str().filter(|_| chosen) {
+                let chosen =
+                    one["HostPort"].as_str().is_none_or(|port| port.is_empty() || port == "0");
+                if let Some(port) = now[key.as_str()][index]["HostPort"].as_str().filter(|_| chosen)
+                {
                     one["HostPort"] = json!(port);
                 }
             }

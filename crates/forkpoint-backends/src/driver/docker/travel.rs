@@ -46,7 +46,11 @@ impl Host {
         ])
     }
 
-    pub(super) async fn import(&self, snapshot: SnapshotId, parts: Vec<Part>) -> DriverResult<Artifact> {
+    pub(super) async fn import(
+        &self,
+        snapshot: SnapshotId,
+        parts: Vec<Part>,
+    ) -> DriverResult<Artifact> {
         if let Some(odd) = parts.iter().find(|part| !formats().contains(&part.format)) {
             return invalid(format!("a part in format `{}` is none of its own", odd.format));
         }
@@ -57,8 +61,10 @@ impl Host {
             };
             match part.format == container_format() {
                 true => {
-                    let bytes: bytes::BytesMut =
-                        bytes.try_collect().await.map_err(|err| damaged(snapshot, err.to_string()))?;
+                    let bytes: bytes::BytesMut = bytes
+                        .try_collect()
+                        .await
+                        .map_err(|err| damaged(snapshot, err.to_string()))?;
                     let artifact: Artifact = serde_json::from_slice(&bytes)
                         .map_err(|err| damaged(snapshot, err.to_string()))?;
                     told = Some(artifact);
@@ -67,7 +73,9 @@ impl Host {
             }
         }
         let (Some(told), Some(_)) = (told, loaded) else {
-            return invalid("a snapshot of it is two parts: `docker-container/1` and `docker-image/1`");
+            return invalid(
+                "a snapshot of it is two parts: `docker-container/1` and `docker-image/1`",
+            );
         };
         self.take_over(snapshot, told).await
     }
@@ -76,7 +84,8 @@ impl Host {
     async fn take_over(&self, snapshot: SnapshotId, told: Artifact) -> DriverResult<Artifact> {
         let mut data = Data::read(&told)?;
         let came = self.inspect_image(&data.image).await?;
-        let came = came.ok_or_else(|| damaged(snapshot, "the archive has another image".to_owned()))?;
+        let came =
+            came.ok_or_else(|| damaged(snapshot, "the archive has another image".to_owned()))?;
         let labels = vec![
             (label::DATA, self.data()?.0.clone()),
             (label::SNAPSHOT, snapshot.to_string()),

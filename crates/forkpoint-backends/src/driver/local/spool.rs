@@ -10,13 +10,13 @@ use std::{
 
 use forkpoint_core::part::ByteStream;
 use futures::TryStreamExt as _;
+use rustix::fs::{CWD, Mode, OFlags, openat};
 #[cfg(feature = "docker")]
 use {
     super::sandbox::read_file,
     bytes::Bytes,
     futures::{StreamExt as _, stream},
 };
-use rustix::fs::{CWD, Mode, OFlags, openat};
 
 /// What is larger goes to the disk.
 const MEMORY_MAX: usize = 1 << 20;
@@ -29,7 +29,10 @@ pub(in crate::driver) struct Spool {
 }
 
 impl Spool {
-    pub(in crate::driver) async fn take(directory: &Path, mut bytes: ByteStream) -> io::Result<Self> {
+    pub(in crate::driver) async fn take(
+        directory: &Path,
+        mut bytes: ByteStream,
+    ) -> io::Result<Self> {
         let mut spool = Self { memory: Vec::new(), disk: None };
         while let Some(chunk) = bytes.try_next().await? {
             spool.memory.extend_from_slice(&chunk);
@@ -81,5 +84,18 @@ impl Spool {
         });
         let memory = stream::once(async move { Ok(Bytes::from(memory)) });
         disk.unwrap_or_else(|| stream::empty().boxed()).chain(memory).boxed()
+    }
+
+    /// The same for somebody who may block.
+    #[cfg(feature = "docker")]
+    pub(in crate::driver) fn into_reader(self) -> io::Result<impl io::Read> {
+        let disk: Box<dyn io::Read> = match self.disk {
+            Some(mut disk) => {
+                disk.rewind()?;
+                Box::new(disk)
+            }
+            None => Box::new(io::empty()),
+        };
+        Ok(io::Read::chain(disk, io::Cursor::new(self.memory)))
     }
 }

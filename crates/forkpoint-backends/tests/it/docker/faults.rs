@@ -5,9 +5,9 @@ use std::{io::Write as _, os::unix::net::UnixListener, process::Command, thread}
 use forkpoint_core::driver::{Driver as _, DriverError, SandboxState, SnapshotKind};
 
 use super::{
-    IMAGE, Machine, runtime, spec,
+    IMAGE, Machine, runtime,
     scene::{Scene, new_id, path, shell, told, try_seal, write},
-    unique,
+    spec, unique,
 };
 use forkpoint_core::id::SnapshotId;
 
@@ -17,7 +17,10 @@ fn without_an_engine_every_call_says_so() {
         let directory = tempfile::TempDir::new().unwrap();
         let socket = directory.path().join("docker.sock");
         let endpoint = forkpoint_backends::driver::docker::Endpoint::Unix(socket.clone());
-        let config = forkpoint_backends::driver::docker::DockerConfig::new(endpoint, directory.path().join("d"));
+        let config = forkpoint_backends::driver::docker::DockerConfig::new(
+            endpoint,
+            directory.path().join("d"),
+        );
         let driver = forkpoint_backends::driver::docker::DockerDriver::open(config).unwrap();
         assert!(!directory.path().join("d").exists(), "opening it costs nothing");
         let id = new_id();
@@ -34,23 +37,32 @@ fn without_an_engine_every_call_says_so() {
             let err = err.unwrap_err();
             assert!(matches!(err, DriverError::Unreachable { .. }), "{err:?}");
             let text = told(&err);
-            assert!(text.contains(socket.to_str().unwrap()) && text.contains("DOCKER_HOST"), "{text}");
+            assert!(
+                text.contains(socket.to_str().unwrap()) && text.contains("DOCKER_HOST"),
+                "{text}"
+            );
         }
     });
 }
 
 /// Somebody who answers every request the same.
-fn answering(machine: &Machine, answer: &'static str) -> forkpoint_backends::driver::docker::DockerDriver {
+fn answering(
+    machine: &Machine,
+    answer: &'static str,
+) -> forkpoint_backends::driver::docker::DockerDriver {
     let socket = machine.directory.path().join(format!("{:x}.sock", unique()));
     let listener = UnixListener::bind(&socket).unwrap();
     thread::spawn(move || {
         for mut client in listener.incoming().flatten() {
             let mut byte = [0];
             let mut head = Vec::new();
-            while !head.ends_with(b"\r\n\r\n") && std::io::Read::read(&mut client, &mut byte).unwrap_or(0) == 1 {
+            while !head.ends_with(b"\r\n\r\n")
+                && std::io::Read::read(&mut client, &mut byte).unwrap_or(0) == 1
+            {
                 head.push(byte[0]);
             }
-            let text = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{answer}", answer.len());
+            let text =
+                format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{answer}", answer.len());
             let _ = client.write_all(text.as_bytes());
         }
     });
@@ -80,7 +92,8 @@ fn who_may_not_use_the_socket_is_told_of_the_group() {
     let socket = machine.directory.path().join("closed.sock");
     let _listener = UnixListener::bind(&socket).unwrap();
     std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o600)).unwrap();
-    std::fs::set_permissions(machine.directory.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+    std::fs::set_permissions(machine.directory.path(), std::fs::Permissions::from_mode(0o711))
+        .unwrap();
     // Root may everything: somebody else asks.
     let program = machine.directory.path().join("test");
     std::fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
@@ -91,7 +104,8 @@ fn who_may_not_use_the_socket_is_told_of_the_group() {
         .env("FORKPOINT_TEST_SOCKET", &socket)
         .output()
         .unwrap();
-    let text = String::from_utf8_lossy(&asked.stdout).into_owned() + &String::from_utf8_lossy(&asked.stderr);
+    let text = String::from_utf8_lossy(&asked.stdout).into_owned()
+        + &String::from_utf8_lossy(&asked.stderr);
     assert!(text.contains("group `docker`"), "{text}");
 }
 
@@ -101,7 +115,8 @@ fn helper_that_asks() {
     let Some(socket) = std::env::var_os("FORKPOINT_TEST_SOCKET") else { return };
     runtime().block_on(async {
         let endpoint = forkpoint_backends::driver::docker::Endpoint::Unix(socket.into());
-        let config = forkpoint_backends::driver::docker::DockerConfig::new(endpoint, std::env::temp_dir());
+        let config =
+            forkpoint_backends::driver::docker::DockerConfig::new(endpoint, std::env::temp_dir());
         let driver = forkpoint_backends::driver::docker::DockerDriver::open(config).unwrap();
         println!("{}", told(&driver.adopt("web").await.unwrap_err()));
     });
@@ -117,7 +132,8 @@ fn what_was_removed_behind_our_back_is_told() {
         let paused = sandbox.pause().await.unwrap();
         scene.docker(&["rm", "-f", &name]);
         let mut paused = paused;
-        let gone = paused.seal(SnapshotId::from_u128(unique()), SnapshotKind::Files).await.unwrap_err();
+        let gone =
+            paused.seal(SnapshotId::from_u128(unique()), SnapshotKind::Files).await.unwrap_err();
         assert!(matches!(gone, DriverError::SandboxMissing { .. }), "{gone:?}");
         paused.resume().await.unwrap();
         scene.driver.settle(sandbox.id()).await.unwrap();
@@ -183,9 +199,15 @@ fn what_is_paused_stopped_or_read_only_is_sealed_as_it_is() {
             let copy = scene.driver.restore(new_id(), &spec, &artifact).await.unwrap();
             assert_eq!(shell(copy.as_ref(), "echo up").await, "up\n");
             if state == "running" {
-                assert_eq!(shell(copy.as_ref(), "cat /data/x; echo y > /y 2>/dev/null || echo fixed").await, "x\nfixed\n");
+                assert_eq!(
+                    shell(copy.as_ref(), "cat /data/x; echo y > /y 2>/dev/null || echo fixed")
+                        .await,
+                    "x\nfixed\n"
+                );
                 let bytes = futures::stream::iter([Ok(bytes::Bytes::new())]);
-                let refused = copy.write(&path("/y"), Box::pin(bytes), forkpoint_core::driver::WriteMode::Replace).await;
+                let refused = copy
+                    .write(&path("/y"), Box::pin(bytes), forkpoint_core::driver::WriteMode::Replace)
+                    .await;
                 assert!(told(&refused.unwrap_err()).contains("read-only"), "told");
             }
             scene.driver.destroy(copy.id()).await.unwrap();
@@ -206,7 +228,14 @@ fn what_a_snapshot_leaves_out_is_told_before() {
         scene.docker(&[&["volume", "create"], &options[..], &[&far]].concat());
         let name = scene.start(
             "source",
-            &["-v", &format!("{}:/bind", bind.display()), "--tmpfs", "/quick", "-v", &format!("{far}:/far")],
+            &[
+                "-v",
+                &format!("{}:/bind", bind.display()),
+                "--tmpfs",
+                "/quick",
+                "-v",
+                &format!("{far}:/far"),
+            ],
         );
         let id = scene.driver.adopt(&name).await.unwrap().id;
         let findings = scene.driver.validate(id, SnapshotKind::Files).await.unwrap();
@@ -226,7 +255,11 @@ fn a_disk_that_is_full_leaves_nothing_half_made() {
         std::fs::create_dir(&at).unwrap();
         let run = |args: &[&str]| {
             let output = Command::new(args[0]).args(&args[1..]).output().unwrap();
-            assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+            assert!(
+                output.status.success(),
+                "{args:?}: {}",
+                String::from_utf8_lossy(&output.stderr)
+            );
         };
         run(&["truncate", "-s", "160M", disk.to_str().unwrap()]);
         run(&["mkfs.ext4", "-q", disk.to_str().unwrap()]);
@@ -239,7 +272,7 @@ fn a_disk_that_is_full_leaves_nothing_half_made() {
             let sandbox = scene.driver.create(new_id(), &spec()).await.unwrap();
             shell(sandbox.as_ref(), "echo good > /state").await;
             let sealed = scene.seal(sandbox.as_ref()).await;
-            shell(sandbox.as_ref(), "dd if=/dev/urandom of=/big bs=1M count=60 2>/dev/null").await;
+            shell(sandbox.as_ref(), "dd if=/dev/urandom of=/big bs=1M count=80 2>/dev/null").await;
             let snapshot = SnapshotId::from_u128(unique());
             let err = try_seal(sandbox.as_ref(), snapshot).await.unwrap_err();
             assert!(told(&err).contains("no space left"), "{}", told(&err));
@@ -271,7 +304,8 @@ fn an_image_that_nobody_has_is_told() {
         let err = scene.driver.create(new_id(), &missing).await.unwrap_err();
         assert!(told(&err).contains("`no-such-image:1`"), "{}", told(&err));
         assert_eq!(scene.ours(), [] as [&str; 0]);
-        let known = scene.driver.complete(&spec(), forkpoint_core::Timestamp::UNIX_EPOCH).await.unwrap();
+        let known =
+            scene.driver.complete(&spec(), forkpoint_core::Timestamp::UNIX_EPOCH).await.unwrap();
         assert_eq!(known.template.as_str(), IMAGE);
     });
 }

@@ -6,9 +6,9 @@ use forkpoint_core::{
 };
 
 use super::{
-    IMAGE, runtime, spec,
+    IMAGE, runtime,
     scene::{Scene, new_id, shell, told, write},
-    unique,
+    spec, unique,
 };
 
 #[test]
@@ -38,7 +38,8 @@ fn a_foreign_a_stale_and_a_mistyped_id_delete_nothing() {
             let refused = scene.driver.discard(&PieceName(odd.clone())).await;
             assert!(matches!(refused, Err(DriverError::Foreign { .. })), "{odd}: {refused:?}");
         }
-        let stale = piece.replace(&artifact.snapshot.to_string(), &SnapshotId::from_u128(unique()).to_string());
+        let stale = piece
+            .replace(&artifact.snapshot.to_string(), &SnapshotId::from_u128(unique()).to_string());
         scene.driver.discard(&PieceName(stale)).await.unwrap();
         scene.driver.unseal(SnapshotId::from_u128(unique())).await.unwrap();
         assert_eq!(images(), before);
@@ -66,7 +67,17 @@ fn what_somebody_named_otherwise_stays_theirs() {
         scene.driver.discard(&artifact.pieces[0].name).await.unwrap();
         scene.driver.discard(&artifact.pieces[0].name).await.unwrap();
         scene.docker(&["inspect", &theirs]);
-        assert!(!scene.machine.engine.command().args(["inspect", &ours]).output().unwrap().status.success());
+        assert!(
+            !scene
+                .machine
+                .engine
+                .command()
+                .args(["inspect", &ours])
+                .output()
+                .unwrap()
+                .status
+                .success()
+        );
         scene.docker(&["rmi", &theirs]);
     });
 }
@@ -85,7 +96,10 @@ fn an_image_that_a_container_stands_on_is_kept_and_told() {
         assert!(matches!(err, DriverError::InUse { .. }), "{err:?}");
         assert!(told(&err).contains(&image), "{}", told(&err));
         let theirs_id = scene.driver.adopt(&theirs).await.unwrap().id;
-        assert!(!scene.driver.list().await.unwrap().contains(&theirs_id), "a container of theirs is no sandbox of ours");
+        assert!(
+            !scene.driver.list().await.unwrap().contains(&theirs_id),
+            "a container of theirs is no sandbox of ours"
+        );
         assert!(matches!(scene.driver.destroy(theirs_id).await, Err(DriverError::Foreign { .. })));
         scene.docker(&["rm", "-f", &theirs]);
         scene.driver.discard(&artifact.pieces[0].name).await.unwrap();

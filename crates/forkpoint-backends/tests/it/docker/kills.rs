@@ -9,10 +9,10 @@ use forkpoint_core::{
 };
 
 use super::{
-    runtime, spec,
     proxy::{Cut, Proxy},
+    runtime,
     scene::{Scene, new_id, shell, told, try_seal},
-    unique,
+    spec, unique,
 };
 
 /// No operation asks an engine to change more than this often.
@@ -39,7 +39,12 @@ impl Attack {
     }
 
     /// Tries an operation again and again, cut off at one request after the other, until it gets through.
-    async fn each<F: AsyncFn(&dyn Driver) -> bool>(&self, cut: Cut, run: F, after: impl AsyncFn(bool)) {
+    async fn each<F: AsyncFn(&dyn Driver) -> bool>(
+        &self,
+        cut: Cut,
+        run: F,
+        after: impl AsyncFn(bool),
+    ) {
         let directory = tempfile::TempDir::new().unwrap();
         for count in 0..REQUESTS_MAX {
             let engine = self.scene.machine.engine.socket();
@@ -79,7 +84,10 @@ fn restores(cut: Cut) {
         let after = async |succeeded: bool| {
             let driver = &attack.scene.driver;
             if succeeded {
-                assert_eq!(look(driver.attach(id.get()).await.unwrap().as_ref()).await, "good\ngood\n");
+                assert_eq!(
+                    look(driver.attach(id.get()).await.unwrap().as_ref()).await,
+                    "good\ngood\n"
+                );
             }
             driver.destroy(id.get()).await.unwrap();
             assert_eq!(attack.ours(), [] as [&str; 0]);
@@ -115,7 +123,10 @@ fn seals(cut: Cut) {
             driver.unseal(snapshot.get()).await.unwrap();
             assert_eq!(attack.ours(), [] as [&str; 0]);
             let status = driver.status(id).await.unwrap().unwrap();
-            assert_eq!((status.state, status.base), (SandboxState::Running, Some(attack.sealed.snapshot)));
+            assert_eq!(
+                (status.state, status.base),
+                (SandboxState::Running, Some(attack.sealed.snapshot))
+            );
             assert_eq!(look(attack.sandbox.as_ref()).await, "bad\nbad\n");
         };
         attack.each(cut, run, after).await;
@@ -136,7 +147,9 @@ fn rollbacks(cut: Cut) {
     runtime().block_on(async {
         let attack = Attack::new().await;
         let id = attack.sandbox.id();
-        let run = async |driver: &dyn Driver| driver.rollback(id, &attack.spec, &attack.sealed).await.is_ok();
+        let run = async |driver: &dyn Driver| {
+            driver.rollback(id, &attack.spec, &attack.sealed).await.is_ok()
+        };
         let after = async |succeeded: bool| stands(&attack, id, succeeded).await;
         attack.each(cut, run, after).await;
     });
@@ -173,7 +186,11 @@ fn an_engine_that_is_killed_loses_nothing_that_was_sealed() {
     runtime().block_on(async {
         let scene = Scene::on(super::Machine::own(tempfile::TempDir::new().unwrap()));
         let sandbox = scene.driver.create(new_id(), &spec()).await.unwrap();
-        shell(sandbox.as_ref(), "dd if=/dev/urandom of=/big bs=1M count=40 2>/dev/null; echo good > /state").await;
+        shell(
+            sandbox.as_ref(),
+            "dd if=/dev/urandom of=/big bs=1M count=40 2>/dev/null; echo good > /state",
+        )
+        .await;
         let sealed = scene.seal(sandbox.as_ref()).await;
         let id = sandbox.id();
         shell(sandbox.as_ref(), "dd if=/dev/urandom of=/more bs=1M count=40 2>/dev/null").await;
@@ -190,8 +207,15 @@ fn an_engine_that_is_killed_loses_nothing_that_was_sealed() {
         scene.driver.unseal(snapshot).await.unwrap();
         assert_eq!(scene.ours().iter().filter(|one| one.starts_with("image")).count(), 1);
 
-        let back = scene.driver.rollback(id, &spec(), &sealed).await.unwrap_or_else(|err| panic!("{}", told(&err)));
-        assert_eq!(shell(back.as_ref(), "cat /state; ls /more 2>/dev/null || echo none").await, "good\nnone\n");
+        let back = scene
+            .driver
+            .rollback(id, &spec(), &sealed)
+            .await
+            .unwrap_or_else(|err| panic!("{}", told(&err)));
+        assert_eq!(
+            shell(back.as_ref(), "cat /state; ls /more 2>/dev/null || echo none").await,
+            "good\nnone\n"
+        );
         let copy = scene.driver.restore(new_id(), &spec(), &sealed).await.unwrap();
         for id in [copy.id(), id] {
             scene.driver.destroy(id).await.unwrap();
@@ -205,7 +229,9 @@ fn an_engine_that_is_killed_loses_nothing_that_was_sealed() {
 async fn await_pause(scene: &Scene, sandbox: &Arc<dyn Sandbox>) {
     loop {
         let status = scene.driver.status(sandbox.id()).await;
-        if status.is_ok_and(|status| status.is_some_and(|status| status.state == SandboxState::Paused)) {
+        if status
+            .is_ok_and(|status| status.is_some_and(|status| status.state == SandboxState::Paused))
+        {
             return;
         }
         tokio::task::yield_now().await;

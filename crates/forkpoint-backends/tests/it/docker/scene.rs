@@ -5,7 +5,9 @@ use std::sync::Arc;
 use bytes::{Bytes, BytesMut};
 use forkpoint_backends::driver::docker::DockerDriver;
 use forkpoint_core::{
-    driver::{Artifact, Command, Driver as _, DriverResult, ExitStatus, Sandbox, SnapshotKind, WriteMode},
+    driver::{
+        Artifact, Command, Driver as _, DriverResult, ExitStatus, Sandbox, SnapshotKind, WriteMode,
+    },
     id::{SandboxId, SnapshotId},
     path::SandboxPath,
     spec::SandboxSpec,
@@ -80,8 +82,12 @@ impl Scene {
             &["images", "--format", "image {{.Repository}} {{.ID}}"],
             &["volume", "ls", "--format", "volume {{.Name}}"],
         ];
-        let list = |args: &[&str]| self.machine.engine.docker(args.iter().chain(&["--filter", &filter]));
-        lists.iter().flat_map(|args| list(args).lines().map(str::to_owned).collect::<Vec<_>>()).collect()
+        let list =
+            |args: &[&str]| self.machine.engine.docker(args.iter().chain(&["--filter", &filter]));
+        lists
+            .iter()
+            .flat_map(|args| list(args).lines().map(str::to_owned).collect::<Vec<_>>())
+            .collect()
     }
 }
 
@@ -114,7 +120,10 @@ pub(super) fn path(text: &str) -> SandboxPath {
     SandboxPath::new(text).unwrap()
 }
 
-pub(super) async fn try_seal(sandbox: &dyn Sandbox, snapshot: SnapshotId) -> DriverResult<Artifact> {
+pub(super) async fn try_seal(
+    sandbox: &dyn Sandbox,
+    snapshot: SnapshotId,
+) -> DriverResult<Artifact> {
     let mut paused = sandbox.pause().await?;
     let artifact = paused.seal(snapshot, SnapshotKind::Files).await;
     paused.resume().await?;

@@ -5,8 +5,9 @@ use std::path::Path;
 use forkpoint_core::driver::Driver as _;
 
 use super::{
-    runtime, spec,
+    runtime,
     scene::{Scene, new_id, shell},
+    spec,
 };
 
 /// What is occupied below a directory.

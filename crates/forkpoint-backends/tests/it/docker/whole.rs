@@ -17,6 +17,11 @@ fn subnet() -> String {
     format!("10.{}.{}", 100 + pid / 256 % 100, pid % 256)
 }
 
+/// A port that no other test asks for.
+fn port() -> u32 {
+    20_000 + std::process::id() % 20_000
+}
+
 struct Web {
     scene: Scene,
     name: String,
@@ -35,16 +40,41 @@ impl Web {
         std::fs::write(format!("{bind}/file"), "of the host").unwrap();
         let ip = format!("{net}.77");
         let (named_bind, bind_bind) = (format!("{named}:/named"), format!("{bind}:/bind:ro"));
+        let published = format!("127.0.0.1:{}:80", port());
         let args = [
-            &["--network", &front, "--network-alias", "www", "--ip", &ip, "--hostname", "webhost"][..],
+            &["--network", &front, "--network-alias", "www", "--ip", &ip, "--hostname", "webhost"]
+                [..],
             &["-v", &named_bind, "-v", "/anon", "-v", &bind_bind, "--tmpfs", "/quick"],
-            &["-p", "127.0.0.1:48080:80", "-p", "81", "--expose", "99"],
+            &["-p", &published, "-p", "81", "--expose", "99"],
             &["--memory", "67108864", "--cpus", "0.5", "--pids-limit", "64", "--shm-size", "1m"],
-            &["--cap-add", "NET_ADMIN", "--cap-drop", "MKNOD", "--security-opt", "no-new-privileges"],
-            &["--restart", "on-failure:3", "--ulimit", "nofile=100:200", "--device", "/dev/null:/dev/own"],
+            &[
+                "--cap-add",
+                "NET_ADMIN",
+                "--cap-drop",
+                "MKNOD",
+                "--security-opt",
+                "no-new-privileges",
+            ],
+            &[
+                "--restart",
+                "on-failure:3",
+                "--ulimit",
+                "nofile=100:200",
+                "--device",
+                "/dev/null:/dev/own",
+            ],
             &["--health-cmd", "true", "--health-interval", "1h", "--stop-signal", "TERM"],
             &["--log-opt", "max-size=1m", "--add-host", "db:10.9.9.9", "--dns", "10.9.9.8"],
-            &["--env", "COLOUR=blue", "--workdir", "/srv", "--user", "0:0", "--label", "theirs=yes"],
+            &[
+                "--env",
+                "COLOUR=blue",
+                "--workdir",
+                "/srv",
+                "--user",
+                "0:0",
+                "--label",
+                "theirs=yes",
+            ],
         ];
         let name = scene.start("web", &args.concat());
         scene.docker(&["network", "connect", "--alias", "worker", &back, &name]);
@@ -64,11 +94,13 @@ impl Web {
 
 const LOOK: &str = "cat /root/file /named/file /anon/file /bind/file; echo; ls /named; ls /anon; \
                     grep api /etc/hosts; echo $COLOUR; pwd; test -c /dev/own && echo device";
-const SEEN: &str = "root\nnamed\nanon\nof the host\nfile\ndeep\nfile\n10.1.1.1 api\nblue\n/srv\ndevice\n";
+const SEEN: &str =
+    "root\nnamed\nanon\nof the host\nfile\ndeep\nfile\n10.1.1.1 api\nblue\n/srv\ndevice\n";
 
 /// What of `inspect` must be the same, whoever it is.
 fn kept(mut inspect: Value, differs: &[&str]) -> Value {
-    let mut kept = json!({ "Config": inspect["Config"].take(), "HostConfig": inspect["HostConfig"].take() });
+    let mut kept =
+        json!({ "Config": inspect["Config"].take(), "HostConfig": inspect["HostConfig"].take() });
     kept["Config"]["Image"].take();
     let labels = kept["Config"]["Labels"].as_object_mut().unwrap();
     labels.retain(|key, _| !key.starts_with("forkpoint."));
@@ -114,20 +146,31 @@ fn a_container_with_everything_is_restored_as_it_was() {
         assert_eq!(shell(copy.as_ref(), LOOK).await, SEEN);
 
         let notices = driver.notices(id).join("\n");
-        assert!(notices.contains("port 48080 of the host is taken: 80/tcp is published as"), "{notices}");
+        assert!(
+            notices
+                .contains(&format!("port {} of the host is taken: 80/tcp is published as", port())),
+            "{notices}"
+        );
         assert!(notices.contains(".77 of network"), "{notices}");
         assert!(driver.notices(id).is_empty(), "told once");
         let after = web.scene.inspect(&web.scene.name("copy"));
         let differs = ["/HostConfig/PortBindings"];
         assert_eq!(kept(after.clone(), &differs), kept(before.clone(), &differs));
         assert_eq!(aliases(&after), aliases(&before));
-        assert_eq!(after["Config"]["Labels"]["forkpoint.snapshot"], artifact.snapshot.to_string().as_str());
+        assert_eq!(
+            after["Config"]["Labels"]["forkpoint.snapshot"],
+            artifact.snapshot.to_string().as_str()
+        );
         assert_eq!(after["Config"]["Labels"]["forkpoint.sandbox"], id.to_string().as_str());
         let ports = &after["NetworkSettings"]["Ports"];
         assert!(ports["80/tcp"][0]["HostPort"].as_str().unwrap().parse::<u16>().is_ok(), "{ports}");
 
         shell(copy.as_ref(), "echo copy > /named/file; echo copy > /anon/file").await;
-        assert_eq!(web.scene.sh(&web.name, "ls /named /anon"), "/anon:\n\n/named:\nother", "nothing is shared");
+        assert_eq!(
+            web.scene.sh(&web.name, "ls /named /anon"),
+            "/anon:\n\n/named:\nother",
+            "nothing is shared"
+        );
         driver.destroy(id).await.unwrap();
         assert_eq!(web.scene.inspect(&web.name)["State"]["Status"], "running", "the source");
         for piece in &artifact.pieces {
@@ -156,7 +199,9 @@ fn a_container_with_everything_is_rolled_back_in_place() {
             assert_eq!(kept(after.clone(), &differs), kept(before.clone(), &differs));
             assert_eq!(aliases(&after), aliases(&before));
             assert_eq!(after["NetworkSettings"]["Ports"], before["NetworkSettings"]["Ports"]);
-            let address = |inspect: &Value| inspect["NetworkSettings"]["Networks"][web.scene.name("front")]["IPAddress"].clone();
+            let address = |inspect: &Value| {
+                inspect["NetworkSettings"]["Networks"][web.scene.name("front")]["IPAddress"].clone()
+            };
             assert_eq!(address(&after), address(&before));
             web.ruin();
         }
@@ -166,9 +211,13 @@ fn a_container_with_everything_is_rolled_back_in_place() {
         let refused = driver.destroy(sandbox.id()).await;
         assert!(matches!(refused, Err(DriverError::Foreign { .. })), "{refused:?}");
         assert_eq!(driver.adopt(&web.name).await.unwrap().id, sandbox.id(), "the same sandbox");
-        let named: Vec<String> =
-            web.scene.docker(&["ps", "-a", "--format", "{{.Names}}"]).lines().map(str::to_owned)
-                .filter(|name| name.contains(&sandbox.id().to_string())).collect();
+        let named: Vec<String> = web
+            .scene
+            .docker(&["ps", "-a", "--format", "{{.Names}}"])
+            .lines()
+            .map(str::to_owned)
+            .filter(|name| name.contains(&sandbox.id().to_string()))
+            .collect();
         assert!(named.is_empty(), "{named:?}");
 
         web.scene.docker(&["rm", "-f", &web.name]);
@@ -194,8 +243,11 @@ fn one_container_becomes_eight_with_volumes_and_addresses_of_their_own() {
         let restored = futures::future::join_all(
             ids.iter().map(|id| scene.driver.restore(*id, &spec, &artifact)),
         );
-        let copies: Vec<_> =
-            restored.await.into_iter().map(|copy| copy.unwrap_or_else(|err| panic!("{}", told(&err)))).collect();
+        let copies: Vec<_> = restored
+            .await
+            .into_iter()
+            .map(|copy| copy.unwrap_or_else(|err| panic!("{}", told(&err))))
+            .collect();
         let mut seen = std::collections::BTreeSet::new();
         for (number, copy) in copies.iter().enumerate() {
             let script = format!("cat /data/file; echo {number} > /data/file");
@@ -223,9 +275,11 @@ fn volumes_are_copied_shared_or_left_out_and_what_is_asked_comes_first() {
         let (sandbox, spec) = scene.adopt(&name).await;
         let artifact = scene.seal(sandbox.as_ref()).await;
         scene.sh(&name, "echo two > /data/file");
-        for (choice, seen) in
-            [(VolumeChoice::Copy, "one\n"), (VolumeChoice::Share, "two\n"), (VolumeChoice::None, "none\n")]
-        {
+        for (choice, seen) in [
+            (VolumeChoice::Copy, "one\n"),
+            (VolumeChoice::Share, "two\n"),
+            (VolumeChoice::None, "none\n"),
+        ] {
             let mut spec = spec.clone();
             spec.attachments.volumes = choice;
             spec.attachments.networks = false;
@@ -234,12 +288,33 @@ fn volumes_are_copied_shared_or_left_out_and_what_is_asked_comes_first() {
             let copy = scene.driver.restore(new_id(), &spec, &artifact).await.unwrap();
             let look = "cat /data/file 2>/dev/null || echo none; echo $A";
             assert_eq!(shell(copy.as_ref(), look).await, format!("{seen}2\n"));
-            let ports = &scene.inspect(&format!("forkpoint-{}", copy.id()))["NetworkSettings"]["Ports"];
+            let ports =
+                &scene.inspect(&format!("forkpoint-{}", copy.id()))["NetworkSettings"]["Ports"];
             assert_eq!(ports["7000/udp"][0]["HostIp"], "127.0.0.1", "{ports}");
             assert!(ports["90/tcp"].is_null(), "{ports}");
             scene.driver.destroy(copy.id()).await.unwrap();
         }
         assert_eq!(scene.sh(&name, "cat /data/file"), "two", "what is shared is not removed");
         scene.driver.unseal(artifact.snapshot).await.unwrap();
+    });
+}
+
+/// One with options is a mount that only the engine sees.
+#[test]
+fn a_volume_that_only_the_engine_sees_is_kept_as_it_sends_it() {
+    runtime().block_on(async {
+        let scene = Scene::new();
+        let far = scene.name("far");
+        let options = ["--opt", "type=tmpfs", "--opt", "device=tmpfs"];
+        scene.docker(&[&["volume", "create"], &options[..], &[&far]].concat());
+        let name = scene.start("source", &["-v", &format!("{far}:/far")]);
+        scene.sh(&name, "mkdir -p /far/deep; echo kept > /far/deep/file");
+        let (sandbox, spec) = scene.adopt(&name).await;
+        let artifact = scene.seal(sandbox.as_ref()).await;
+        let copy = scene.driver.restore(new_id(), &spec, &artifact).await.unwrap();
+        assert_eq!(shell(copy.as_ref(), "cat /far/deep/file").await, "kept\n");
+        scene.driver.destroy(copy.id()).await.unwrap();
+        scene.driver.unseal(artifact.snapshot).await.unwrap();
+        assert_eq!(scene.ours(), [] as [&str; 0]);
     });
 }

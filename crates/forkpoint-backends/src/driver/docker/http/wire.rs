@@ -100,7 +100,9 @@ pub(in super::super) struct Tls {
 impl Tls {
     pub(super) fn of(endpoint: &Endpoint) -> Option<Self> {
         match endpoint {
-            Endpoint::Tls { files, .. } => Some(Self { files: files.clone(), config: Default::default() }),
+            Endpoint::Tls { files, .. } => {
+                Some(Self { files: files.clone(), config: Default::default() })
+            }
             _ => None,
         }
     }
@@ -121,9 +123,7 @@ fn configure(files: &TlsFiles) -> io::Result<ClientConfig> {
         .map_err(io::Error::other)?;
     let builder = match files.verify {
         true => builder.with_root_certificates(roots(files)?),
-        false => builder
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Anybody(provider))),
+        false => builder.dangerous().with_custom_certificate_verifier(Arc::new(Anybody(provider))),
     };
     let (cert, key) = (files.directory.join("cert.pem"), files.directory.join("key.pem"));
     if !cert.exists() {
