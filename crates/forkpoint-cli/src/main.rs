@@ -115,6 +115,9 @@ async fn open(cli: &Cli, out: Output) -> Result<App, Failure> {
     for ignored in &config.ignored {
         out.detail(format!("{ignored} has no effect here"));
     }
+    if config.wants(wire::DOCKER) {
+        wire::docker(&data)?;
+    }
     let engine = wire::open(&data, command::need(&cli.verb), &config, &out).await;
     let engine = engine.map_err(|err| Failure::new(err, About::DataDir))?;
     Ok(App::new(engine, out, config, data))

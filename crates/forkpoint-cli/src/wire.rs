@@ -68,7 +68,6 @@ pub(crate) async fn open(
     match docker(data) {
         // Opening it does not talk to an engine: whoever needs none does not notice.
         Ok(config) => drivers.push(Arc::new(DockerDriver::open(config)?)),
-        Err(err) if config.wants(DOCKER) => return Err(err),
         Err(err) => out.detail(format!("containers have to wait: {}", err.chain())),
     }
     let catalog = SqliteCatalog::open_here(data.join("catalog.db"))?;

@@ -32,6 +32,8 @@ fn a_container_is_a_sandbox_right_away() {
     let back = dock.ok(&["rollback", &web]);
     assert!(back.stderr.contains("is back at"), "{back:?}");
     assert_eq!(dock.sh("web", "cat /data/db /srv/www/index; ls /data"), "precious\npage\ndb");
+    let previous = format!("name=forkpoint-previous-{}", dock.ids()[0]);
+    assert_eq!(dock.docker(["ps", "-aq", "--filter", &previous]), "", "the old one is gone");
     let after = dock.inspect("web");
     for key in ["Env", "Cmd", "Labels"] {
         let plain = |value: &serde_json::Value| match key {
