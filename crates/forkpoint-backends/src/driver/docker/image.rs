@@ -7,7 +7,7 @@
 use std::{
     fs::File,
     io::{self, BufWriter, Seek as _, Write},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use bytes::Bytes;
@@ -223,7 +223,7 @@ fn configuration(like: &Value, layers: &[String], config: &Value, marked: &Marke
     all
 }
 
-fn pack(tree: &Path, spool: &PathBuf, snapshot: SnapshotId) -> io::Result<Packed> {
+fn pack(tree: &Path, spool: &Path, snapshot: SnapshotId) -> io::Result<Packed> {
     let file = nameless(spool)?;
     let mut writer =
         Hashing { file: BufWriter::with_capacity(256 << 10, &file), hash: Sha256::new(), len: 0 };
