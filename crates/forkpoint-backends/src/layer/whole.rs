@@ -9,14 +9,13 @@ use std::{
     ffi::CString,
     os::fd::{AsFd as _, OwnedFd},
     path::Path,
-    thread,
-    time::Duration,
 };
 
 use rustix::{
     fs::{AtFlags, Mode, fchmod, fremovexattr, fstat, mkdirat, unlinkat},
     io::Errno,
-    time::{ClockId, clock_gettime},
+    thread::nanosleep,
+    time::{ClockId, Timespec, clock_gettime},
 };
 
 use super::{
@@ -126,7 +125,8 @@ pub fn describe_tree(path: &Path) -> LayerResult<Manifest> {
     };
     let start = read(ClockId::Realtime);
     while read(ClockId::RealtimeCoarse) <= start {
-        thread::sleep(Duration::from_millis(1));
+        // A tick is a few of these; whoever waits sleeps through most of it.
+        let _ = nanosleep(&Timespec { tv_sec: 0, tv_nsec: 1_000_000 });
     }
     let mut tree = Source::open(path)?.scan(Marks::Plain).map_err(explained)?;
     tree.mark_racy(clock_gettime(ClockId::RealtimeCoarse));
