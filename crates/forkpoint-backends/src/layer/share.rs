@@ -124,7 +124,7 @@ fn open(at: BorrowedFd, name: &CStr) -> rustix::io::Result<File> {
 
 fn facts(stat: &Stat) -> (u32, u32, u32, i64, i64, i64) {
     let Stat { st_mode, st_uid, st_gid, st_size, st_mtime, st_mtime_nsec, .. } = *stat;
-    (st_mode, st_uid, st_gid, st_size, st_mtime as i64, st_mtime_nsec as i64)
+    (st_mode, st_uid, st_gid, st_size, st_mtime, st_mtime_nsec as i64)
 }
 
 fn same_attributes(one: &File, other: &File) -> Result<bool, Fault> {

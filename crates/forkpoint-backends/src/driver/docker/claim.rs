@@ -81,7 +81,8 @@ impl Host {
 
     /// All of it is shared with theirs: of its own it has nothing.
     fn claimed(&self, snapshot: SnapshotId, data: &Data, size: u64) -> DriverResult<Artifact> {
-        let damaged = |err: serde_json::Error| DriverError::Damaged { snapshot, reason: err.to_string() };
+        let damaged =
+            |err: serde_json::Error| DriverError::Damaged { snapshot, reason: err.to_string() };
         let name = PieceName(label::piece(self.data()?, snapshot));
         Ok(Artifact {
             snapshot,

@@ -70,7 +70,7 @@ fn broken(criu: &Path) -> Option<String> {
         Ok(output) if output.status.success() => return None,
         Ok(output) => {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
-            let last = said.lines().filter(|line| line.contains("Error")).next_back();
+            let last = said.lines().rfind(|line| line.contains("Error"));
             last.unwrap_or("it says that it does not").trim().to_owned()
         }
         Err(err) => err.to_string(),

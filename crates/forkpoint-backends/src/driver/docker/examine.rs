@@ -54,7 +54,9 @@ fn files(host: &Host, info: &Value) -> Check {
     let is_root = rustix::process::geteuid().is_root();
     let way_out = match (driver.starts_with("overlay"), near, is_root) {
         (true, true, true) => return check("storage", Verdict::Yes, detail, None),
-        (false, _, _) => "with storage driver overlay2 a second snapshot would cost what changed since",
+        (false, _, _) => {
+            "with storage driver overlay2 a second snapshot would cost what changed since"
+        }
         (_, false, _) => {
             "on the engine's own machine a second snapshot would cost what changed since"
         }

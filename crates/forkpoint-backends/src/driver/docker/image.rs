@@ -223,7 +223,7 @@ fn configuration(like: &Value, layers: &[String], config: &Value, marked: &Marke
     all
 }
 
-fn pack(tree: &Path, spool: &PathBuf, snapshot: SnapshotId) -> io::Result<Packed> {
+fn pack(tree: &Path, spool: &Path, snapshot: SnapshotId) -> io::Result<Packed> {
     let file = nameless(spool)?;
     let mut writer =
         Hashing { file: BufWriter::with_capacity(256 << 10, &file), hash: Sha256::new(), len: 0 };

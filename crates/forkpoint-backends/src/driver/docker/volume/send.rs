@@ -149,7 +149,7 @@ fn described(path: Vec<u8>, kind: EntryKind, stat: &Stat) -> Entry {
     let mut entry = Entry::new(path, kind);
     entry.mode = stat.st_mode & 0o7777;
     (entry.uid, entry.gid) = (stat.st_uid, stat.st_gid);
-    entry.modified = (stat.st_mtime as i64, stat.st_mtime_nsec as u32);
+    entry.modified = (stat.st_mtime, stat.st_mtime_nsec as u32);
     entry
 }
 
