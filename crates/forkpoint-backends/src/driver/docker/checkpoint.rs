@@ -33,7 +33,7 @@ pub(super) struct KeptProcesses {
 }
 
 impl KeptProcesses {
-    fn piece(&self) -> Piece {
+    pub(super) fn piece(&self) -> Piece {
         Piece { name: piece_name(&self.layer), over: None, bytes: self.bytes }
     }
 

@@ -7,7 +7,7 @@
 use std::{
     fs::File,
     io::{self, BufWriter, Seek as _, Write},
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use bytes::Bytes;

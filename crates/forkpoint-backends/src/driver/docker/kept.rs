@@ -8,6 +8,7 @@ use std::{
 use forkpoint_core::{
     driver::{DriverResult, Piece, PieceName},
     id::{SandboxId, SnapshotId},
+    part::ByteStream,
     spec::VolumeChoice,
 };
 use serde::{Deserialize, Serialize};
@@ -21,7 +22,7 @@ use super::{
     label,
     seal::Data,
     shape::Shape,
-    volume::{VolumeArchive, VolumeCapture, VolumeStore, piece_name},
+    volume::{VolumeArchive, VolumeCapture, VolumeLayer, VolumeStore, piece_name},
 };
 use crate::{
     driver::local::{sandbox::read_file, spool::Spool},
@@ -48,6 +49,12 @@ pub(super) struct KeptVolume {
 }
 
 impl KeptVolume {
+    pub(super) fn keep_as(&mut self, layer: VolumeLayer) {
+        (self.bytes, self.own_bytes, self.files) =
+            (layer.size.bytes, layer.own.bytes, layer.size.files);
+        self.layer = Some(layer.name);
+    }
+
     pub(super) fn piece(&self) -> Option<Piece> {
         let name: PieceName = piece_name(self.layer.as_ref()?);
         Some(Piece { name, over: None, bytes: self.own_bytes })
@@ -108,9 +115,7 @@ impl Host {
                 store.capture(&spec).map_err(layer_error("keep a volume"))
             })
             .await?;
-            (volume.bytes, volume.own_bytes, volume.files) =
-                (layer.size.bytes, layer.own.bytes, layer.size.files);
-            volume.layer = Some(layer.name);
+            volume.keep_as(layer);
         }
         Ok(kept)
     }
@@ -152,9 +157,7 @@ impl Host {
             store.receive(&spec, BufReader::new(reader)).map_err(layer_error("keep a volume"))
         })
         .await?;
-        (volume.bytes, volume.own_bytes, volume.files) =
-            (layer.size.bytes, layer.own.bytes, layer.size.files);
-        volume.layer = Some(layer.name);
+        volume.keep_as(layer);
         Ok(())
     }
 
@@ -165,6 +168,12 @@ impl Host {
         place: &str,
         layer: &LayerName,
     ) -> DriverResult<()> {
+        let archive = self.pack_layer(layer).await?;
+        self.put_archive(container, Path::new(place), archive).await
+    }
+
+    /// A layer as an archive, from beginning to end before any of it goes.
+    pub(super) async fn pack_layer(&self, layer: &LayerName) -> DriverResult<ByteStream> {
         let (store, layer, spool) = (self.volumes()?, layer.clone(), self.place("spool")?);
         let file = blocking(move || {
             let io = |err| super::files::io_at("write", &spool, err);
@@ -174,7 +183,29 @@ impl Host {
             Ok(file)
         })
         .await?;
-        self.put_archive(container, Path::new(place), read_file(file)).await
+        Ok(read_file(file))
+    }
+
+    /// Keeps a layer that came as an archive from elsewhere, for a snapshot of our own.
+    pub(super) async fn unpack_layer(
+        &self,
+        snapshot: SnapshotId,
+        was: &LayerName,
+        archive: ByteStream,
+    ) -> DriverResult<VolumeLayer> {
+        let tag = was.as_str().rsplit_once('-').map_or("v0", |(_, tag)| tag);
+        let name = LayerName::tagged(snapshot, tag).map_err(layer_error("keep a volume"))?;
+        let spool = self.place("spool")?;
+        let taken = Spool::take(&spool, archive).await;
+        let taken = taken.map_err(|err| super::files::io_at("read", &spool, err))?;
+        let store = self.volumes()?;
+        blocking(move || {
+            let reader = taken.into_reader();
+            let reader = reader.map_err(|err| super::files::io_at("read", &spool, err))?;
+            let kept = store.receive_layer(name, &snapshot.to_string(), BufReader::new(reader));
+            kept.map_err(layer_error("keep a volume"))
+        })
+        .await
     }
 
     /// Volumes for a copy, as was chosen. What comes back is to be sent once the copy is there.

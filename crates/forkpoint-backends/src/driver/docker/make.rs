@@ -79,7 +79,7 @@ impl Host {
                 Ok(()) => return Ok(id),
                 Err(err) => err,
             };
-            self.remove_container(&id, false).await?;
+            self.remove_container(&id, true).await?;
             let Some(port) = taken_port(&err) else { return Err(failed("start a container")(err)) };
             let before = making.shape.host_ports();
             making.shape.free_ports(|_, _, asked| port.is_none_or(|port| asked == port));
@@ -88,7 +88,7 @@ impl Host {
             }
             id = self.create_container(making.name, &making.shape).await?;
         }
-        self.remove_container(&id, false).await?;
+        self.remove_container(&id, true).await?;
         invalid("one port after another turned out to be taken")
     }
 
@@ -96,7 +96,7 @@ impl Host {
         let Some(layer) = &making.processes else { return Ok(self.start_container(id).await) };
         let laid = self.lay_processes(id, layer).await;
         if let Err(err) = laid {
-            self.remove_container(id, false).await?;
+            self.remove_container(id, true).await?;
             return Err(err);
         }
         let started = self.start_processes(id).await;

@@ -211,7 +211,7 @@ impl Host {
             }
             false => {
                 if let Some(next) = next {
-                    self.remove_container(&id_of(next), false).await?;
+                    self.remove_container(&id_of(next), true).await?;
                 }
                 self.settle_volumes(note.volumes.clone(), false).await?;
                 self.bring_back(&note).await?;

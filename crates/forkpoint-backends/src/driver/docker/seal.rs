@@ -97,6 +97,8 @@ impl Data {
 /// An image that was made, and what is known of it.
 struct Made {
     image: String,
+    /// Of all its layers.
+    size: u64,
     own_bytes: u64,
     files: u64,
     state: Option<UpperState>,
@@ -158,7 +160,7 @@ impl Host {
         if let Some(state) = &made.state {
             self.keep_manifest(snapshot, &state.manifest)?;
         }
-        let artifact = self.artifact(snapshot, container, made, origin, volumes).await?;
+        let artifact = self.artifact(snapshot, container, made, origin, volumes)?;
         Ok(match processes {
             Some(processes) => processes.added_to(artifact),
             None => artifact,
@@ -208,7 +210,8 @@ impl Host {
     ) -> DriverResult<Made> {
         let Some(near) = self.near(container) else {
             let image = self.commit(container, marked).await?;
-            return self.measured(container, image, None).await;
+            let told = self.inspect_image(&image).await?.unwrap_or_default();
+            return self.measured(container, image, &told, None).await;
         };
         if near.graph.lowers.len() >= self.layers_max.max(origin + 2) {
             return self.flattened(sandbox, container, &near, origin, marked).await;
@@ -251,7 +254,7 @@ impl Host {
         let layer = self.reachable(&Graph::of(&told["GraphDriver"])).and_then(|graph| graph.upper);
         let state = describe(near, None).await?;
         let Some(layer) = layer.filter(|_| state.manifest.entry_count() > 0) else {
-            return self.measured(container, image, Some(state)).await;
+            return self.measured(container, image, &told, Some(state)).await;
         };
         if !exact::is_newer(&layer, before) {
             // Another image has the same layer: what is put into it would show there too.
@@ -264,7 +267,7 @@ impl Host {
                 .map_err(|err| super::files::io_at("complete", &layer, err))
         })
         .await?;
-        self.measured(container, image, Some(state)).await
+        self.measured(container, image, &told, Some(state)).await
     }
 
     /// All that was written, as a layer of ours on the container's own image.
@@ -367,24 +370,25 @@ impl Host {
             Ok(size)
         })
         .await?;
-        Ok(Made { image, own_bytes: size.bytes, files: size.files, state })
+        let whole = told["Size"].as_u64().unwrap_or(0);
+        Ok(Made { image, size: whole, own_bytes: size.bytes, files: size.files, state })
     }
 
     async fn measured(
         &self,
         container: &Container,
         image: String,
+        told: &Value,
         state: Option<UpperState>,
     ) -> DriverResult<Made> {
-        let size =
-            |image: Option<Value>| image.and_then(|image| image["Size"].as_u64()).unwrap_or(0);
-        let below = size(self.inspect_image(container.image()).await?);
-        let own_bytes = size(self.inspect_image(&image).await?).saturating_sub(below);
+        let below = self.inspect_image(container.image()).await?;
+        let below = below.and_then(|image| image["Size"].as_u64()).unwrap_or(0);
+        let size = told["Size"].as_u64().unwrap_or(0);
         let files = state.as_ref().map_or(0, |state| state.manifest.entry_count() as u64);
-        Ok(Made { image, own_bytes, files, state })
+        Ok(Made { image, size, own_bytes: size.saturating_sub(below), files, state })
     }
 
-    async fn artifact(
+    fn artifact(
         &self,
         snapshot: SnapshotId,
         container: Container,
@@ -392,23 +396,16 @@ impl Host {
         origin: usize,
         volumes: Vec<KeptVolume>,
     ) -> DriverResult<Artifact> {
-        let image = self.inspect_image(&made.image).await?.unwrap_or_default();
         let name = PieceName(label::piece(self.data()?, snapshot));
         let mut pieces = vec![Piece { name, over: None, bytes: made.own_bytes }];
         pieces.extend(volumes.iter().filter_map(KeptVolume::piece));
         let in_volumes: u64 = volumes.iter().map(|volume| volume.bytes).sum();
         let own_bytes = pieces.iter().map(|piece| piece.bytes).sum();
         let (hosts, resolv, hostname) = self.edited(&container);
-        let data = Data {
-            hosts,
-            resolv,
-            hostname,
-            volumes,
-            ..Data::of_image(made.image, origin, container)
-        };
+        let known = Data::of_image(made.image, origin, container);
+        let data = Data { hosts, resolv, hostname, volumes, ..known };
         let data = serde_json::to_value(data)
             .map_err(|err| DriverError::Damaged { snapshot, reason: err.to_string() })?;
-        let size = image["Size"].as_u64().unwrap_or(0);
         Ok(Artifact {
             snapshot,
             kind: SnapshotKind::Files,
@@ -416,7 +413,7 @@ impl Host {
             data,
             pieces,
             own_bytes,
-            total_bytes: (size + in_volumes).max(own_bytes),
+            total_bytes: (made.size + in_volumes).max(own_bytes),
             file_count: made.files,
             counted: true,
             durable: false,

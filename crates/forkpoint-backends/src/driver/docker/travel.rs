@@ -1,18 +1,20 @@
 //! Snapshots that go elsewhere, and come from there.
 
 use forkpoint_core::{
-    driver::{Artifact, DriverError, DriverResult, Piece, PieceName},
+    driver::{Artifact, DriverError, DriverResult, Piece, PieceName, SnapshotKind},
     id::SnapshotId,
-    part::{Part, PartContent, PartFormat},
+    part::{ByteStream, Part, PartContent, PartFormat},
 };
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde_json::Value;
 
 use super::{
+    checkpoint::KeptProcesses,
     engine::{failed, invalid},
     host::Host,
     http::{LONG, Request},
     image::Marked,
+    kept::KeptVolume,
     label,
     seal::{Data, VERSION},
 };
@@ -27,8 +29,13 @@ fn image_format() -> PartFormat {
     PartFormat { name: "docker-image".to_owned(), version: 1 }
 }
 
+/// An archive of a volume or of processes, each a part, in the order in which the data tells of them.
+fn layer_format() -> PartFormat {
+    PartFormat { name: "docker-layer".to_owned(), version: 1 }
+}
+
 pub(super) fn formats() -> Vec<PartFormat> {
-    vec![container_format(), image_format()]
+    vec![container_format(), image_format(), layer_format()]
 }
 
 impl Host {
@@ -40,10 +47,15 @@ impl Host {
         let answer = self.engine.send(request.patience(Some(LONG))).await;
         let image = answer.map_err(failed("save an image"))?.body.stream();
         let container = stream::once(async move { Ok(text.into()) }).boxed();
-        Ok(vec![
+        let mut parts = vec![
             Part { format: container_format(), content: PartContent::Bytes(container) },
             Part { format: image_format(), content: PartContent::Bytes(image) },
-        ])
+        ];
+        for layer in data.layers() {
+            let content = PartContent::Bytes(self.pack_layer(&layer).await?);
+            parts.push(Part { format: layer_format(), content });
+        }
+        Ok(parts)
     }
 
     pub(super) async fn import(
@@ -54,34 +66,56 @@ impl Host {
         if let Some(odd) = parts.iter().find(|part| !formats().contains(&part.format)) {
             return invalid(format!("a part in format `{}` is none of its own", odd.format));
         }
-        let (mut told, mut loaded) = (None, None);
-        for part in parts {
-            let PartContent::Bytes(bytes) = part.content else {
+        let (mut told, mut loaded, mut layers) = (None, None, Vec::new());
+        for Part { format, content } in parts {
+            let PartContent::Bytes(bytes) = content else {
                 return invalid("a part is a tree where it should be bytes");
             };
-            match part.format == container_format() {
-                true => {
-                    let bytes: bytes::BytesMut = bytes
-                        .try_collect()
-                        .await
-                        .map_err(|err| damaged(snapshot, err.to_string()))?;
-                    let artifact: Artifact = serde_json::from_slice(&bytes)
-                        .map_err(|err| damaged(snapshot, err.to_string()))?;
-                    told = Some(artifact);
-                }
-                false => loaded = Some(self.load_archive(bytes).await?),
+            if format == container_format() {
+                told = Some(read_artifact(snapshot, bytes).await?);
+            } else if format == image_format() {
+                loaded = Some(self.load_archive(bytes).await?);
+            } else {
+                layers.push(bytes);
             }
         }
         let (Some(told), Some(_)) = (told, loaded) else {
             return invalid(
-                "a snapshot of it is two parts: `docker-container/1` and `docker-image/1`",
+                "a snapshot of it has at least two parts: `docker-container/1` and `docker-image/1`",
             );
         };
-        self.take_over(snapshot, told).await
+        self.take_over(snapshot, told, layers).await
+    }
+
+    /// What came of volumes and processes, under names of our own. What did not come is not there.
+    async fn take_layers(
+        &self,
+        snapshot: SnapshotId,
+        data: &mut Data,
+        layers: Vec<ByteStream>,
+    ) -> DriverResult<()> {
+        let mut layers = layers.into_iter();
+        for volume in &mut data.volumes {
+            let Some(was) = volume.layer.take() else { continue };
+            if let Some(archive) = layers.next() {
+                volume.keep_as(self.unpack_layer(snapshot, &was, archive).await?);
+            }
+        }
+        let Some(was) = data.processes.take() else { return Ok(()) };
+        if let Some(archive) = layers.next() {
+            let kept = self.unpack_layer(snapshot, &was.layer, archive).await?;
+            data.processes = Some(KeptProcesses { layer: kept.name, bytes: kept.size.bytes });
+        }
+        Ok(())
     }
 
     /// An image of our own with the same layers, so that it can go without the one that came.
-    async fn take_over(&self, snapshot: SnapshotId, told: Artifact) -> DriverResult<Artifact> {
+    async fn take_over(
+        &self,
+        snapshot: SnapshotId,
+        told: Artifact,
+        layers: Vec<ByteStream>,
+    ) -> DriverResult<Artifact> {
         let mut data = Data::read(&told)?;
         let came = self.inspect_image(&data.image).await?;
         let came =
@@ -97,16 +131,20 @@ impl Host {
         if !has_names(&came) {
             self.remove_image(&data.image).await?;
         }
-        let own_bytes = came["Size"].as_u64().unwrap_or(0);
         data.image = image;
-        let piece = PieceName(label::piece(self.data()?, snapshot));
-        data.volumes.iter_mut().for_each(|volume| volume.layer = None);
+        self.take_layers(snapshot, &mut data, layers).await?;
+        let name = PieceName(label::piece(self.data()?, snapshot));
+        let bytes = came["Size"].as_u64().unwrap_or(0);
+        let mut pieces = vec![Piece { name, over: None, bytes }];
+        pieces.extend(data.volumes.iter().filter_map(KeptVolume::piece));
+        pieces.extend(data.processes.as_ref().map(KeptProcesses::piece));
+        let own_bytes = pieces.iter().map(|piece| piece.bytes).sum();
         Ok(Artifact {
             snapshot,
-            kind: told.kind,
+            kind: if data.processes.is_some() { SnapshotKind::Full } else { SnapshotKind::Files },
             version: VERSION,
             data: serde_json::to_value(data).map_err(|err| damaged(snapshot, err.to_string()))?,
-            pieces: vec![Piece { name: piece, over: None, bytes: own_bytes }],
+            pieces,
             own_bytes,
             total_bytes: own_bytes,
             file_count: told.file_count,
@@ -114,6 +152,12 @@ impl Host {
             durable: false,
         })
     }
+}
+
+async fn read_artifact(snapshot: SnapshotId, bytes: ByteStream) -> DriverResult<Artifact> {
+    let bytes = bytes.try_collect::<bytes::BytesMut>().await;
+    let bytes = bytes.map_err(|err| damaged(snapshot, err.to_string()))?;
+    serde_json::from_slice(&bytes).map_err(|err| damaged(snapshot, err.to_string()))
 }
 
 fn has_names(image: &Value) -> bool {

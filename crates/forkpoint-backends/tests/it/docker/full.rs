@@ -123,6 +123,29 @@ fn a_rollback_brings_processes_back() {
 }
 
 #[test]
+fn volumes_and_processes_travel_too() {
+    let counter = Counter::start();
+    let driver = counter.machine.docker();
+    runtime().block_on(async {
+        let id = driver.adopt(&counter.name).await.unwrap().id;
+        let (before, who) = counter.await_count(&counter.name, 0);
+        let artifact = seal(&driver, id, SnapshotKind::Full).await;
+        let parts = driver.export(&artifact).await.unwrap();
+        assert_eq!(parts.len(), 4, "the container, its image, a volume, its processes");
+        let came = driver.import(SnapshotId::from_u128(unique()), parts).await.unwrap();
+        assert_eq!((came.kind, came.pieces.len()), (SnapshotKind::Full, 3));
+        discard(&driver, &artifact).await;
+        let copy = SandboxId::from_u128(unique());
+        driver.restore(copy, &spec(), &came).await.unwrap();
+        let name = format!("forkpoint-{copy}");
+        let (now, same) = counter.await_count(&name, before + 2);
+        assert!(same == who && counter.in_volume(&name) + 1 >= now);
+        driver.destroy(copy).await.unwrap();
+        discard(&driver, &came).await;
+    });
+}
+
+#[test]
 fn what_cannot_be_had_is_refused_with_the_reason_before_anything_happens() {
     let counter = Counter::start();
     let driver = counter.machine.docker();

@@ -11,7 +11,7 @@ use forkpoint_core::id::SnapshotId;
 use super::{VolumeLayer, VolumeStore, kept, notes::Note};
 use crate::{
     image::unpack_tree,
-    layer::{LayerError, LayerResult, describe_tree, open_path},
+    layer::{LayerError, LayerName, LayerResult, describe_tree, open_path},
 };
 
 /// Whose archive it is, and under which name to keep it.
@@ -28,13 +28,23 @@ impl VolumeStore {
     /// Keeps what an engine answers to `GET /containers/{id}/archive` for a directory: each name in it
     /// begins with that of the directory.
     pub fn receive(&self, spec: &VolumeArchive, archive: impl BufRead) -> LayerResult<VolumeLayer> {
-        let volume = format!("archive of {}", spec.volume);
-        let mut stage = self.layers.stage(Self::layer_name(spec.snapshot, spec.number)?, None)?;
+        let name = Self::layer_name(spec.snapshot, spec.number)?;
+        self.receive_layer(name, spec.volume, archive)
+    }
+
+    /// Keeps an archive under a name of its own. What was received of the same `volume` before is kept
+    /// once.
+    pub fn receive_layer(
+        &self,
+        name: LayerName,
+        volume: &str,
+        archive: impl BufRead,
+    ) -> LayerResult<VolumeLayer> {
+        let mut stage = self.layers.stage(name, None)?;
         let root = open_path(&stage.tree_path())?;
-        unpack_tree(archive, spec.volume, root).map_err(|err| LayerError::Archive {
-            what: spec.volume.to_owned(),
-            reason: told(&err),
-        })?;
+        unpack_tree(archive, volume, root)
+            .map_err(|err| LayerError::Archive { what: volume.to_owned(), reason: told(&err) })?;
+        let volume = format!("archive of {volume}");
         let base = self.newest_of(&volume)?;
         let own = stage.share_with(base.as_ref())?;
         let layer = stage.commit(false)?;
