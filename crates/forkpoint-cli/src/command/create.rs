@@ -9,7 +9,7 @@ use crate::{
     args::{CreateArgs, SandboxArgs},
     fail::{About, Failure},
     output::record::{SandboxJson, shown},
-    wire::DEFAULT_DRIVER,
+    wire::{DEFAULT_DRIVER, DOCKER},
 };
 
 pub(super) async fn create(app: &App, args: &CreateArgs) -> Outcome {
@@ -37,7 +37,7 @@ pub(super) async fn make(app: &App, args: &SandboxArgs) -> Result<SandboxRecord,
             None => Failure::new(err, about()),
         })?;
     let driver = app.config.driver(args.driver.as_deref());
-    if driver != DEFAULT_DRIVER && args.template.is_none() && defaults.template.is_none() {
+    if driver == DOCKER && args.template.is_none() && defaults.template.is_none() {
         let message =
             format!("driver `{driver}` starts from an image: say which with `--template`");
         return Err(Failure::new(Error::invalid(message), about()));

@@ -74,7 +74,7 @@ fn a_mistake_in_it_is_told_with_its_line() {
     let missing = home.run(["ps", "--config", "/nowhere/f.toml"]);
     assert_eq!(missing.code, Some(3), "{missing:?}");
     assert!(missing.stderr.contains("`/nowhere/f.toml`"), "{missing:?}");
-    configured(&home, "driver = \"docker\"");
+    configured(&home, "driver = \"podman\"");
     assert_eq!(home.run(["ps"]).code, Some(5));
 }
 

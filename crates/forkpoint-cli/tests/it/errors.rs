@@ -118,7 +118,7 @@ fn values_that_cannot_be() {
         let run = home.run(["create", arg]);
         assert_eq!(run.code, Some(2), "{arg}: {run:?}");
     }
-    let driver = home.run(["create", "--driver=docker"]);
+    let driver = home.run(["create", "--driver=podman"]);
     assert_eq!(driver.code, Some(5), "{driver:?}");
 }
 

@@ -118,6 +118,47 @@ fn what_only_looks_like_an_exchange_is_content() {
     assert_is(&volume, &then, "finished");
 }
 
+/// A container that was started on what the exchange gave it, before that was finished.
+#[test]
+fn what_is_done_in_the_volume_before_the_exchange_is_finished_stays_and_is_not_missed() {
+    let mut ground = Ground::new();
+    let (layer, _, _) = changed(&mut ground, 3);
+    let volume = ground.volume("data");
+    ground.store.exchange(&layer.name, "data", &volume).unwrap();
+    fs::write(volume.join("dir/file"), "by the new container").unwrap();
+    fs::set_permissions(&volume, fs::Permissions::from_mode(0o700)).unwrap();
+    let mut expected = view::read(&volume, "");
+    expected.retain(|path, _| !path.to_string_lossy().starts_with(".forkpoint"));
+    assert!(ground.store.finish("data").unwrap());
+    assert_is(&volume, &expected, "finished");
+    settle();
+    let after = ground.capture("data");
+    assert_eq!(after.own.files, 1, "{after:?}");
+    assert_is(&ground.tree(&after.name), &expected, "captured");
+}
+
+#[test]
+fn what_was_written_down_and_never_begun_is_not_finished() {
+    let mut ground = Ground::new();
+    let (layer, _, now) = changed(&mut ground, 3);
+    let volume = ground.volume("data");
+    ground.store.exchange(&layer.name, "data", &volume).unwrap();
+    let exchanges = ground.directory.path().join("store/exchanges");
+    let (kept, open) = (ground.directory.path().join("kept"), ground.directory.path().join("open"));
+    let copy = |from: &Path, to: &Path| {
+        assert!(Command::new("cp").arg("-a").args([from, to]).status().unwrap().success());
+    };
+    copy(&exchanges, &kept);
+    ground.store.undo("data").unwrap();
+    fs::rename(&exchanges, &open).unwrap();
+    fs::rename(&kept, &exchanges).unwrap();
+    assert!(!ground.store.finish("data").unwrap());
+    assert_is(&volume, &now, "as it was");
+    settle();
+    let after = ground.capture("data");
+    assert_is(&ground.tree(&after.name), &now, "captured");
+}
+
 #[test]
 fn a_volume_that_is_gone_is_no_obstacle() {
     let mut ground = Ground::new();
@@ -161,9 +202,7 @@ fn a_kill_at_any_moment_can_be_undone_or_finished() {
         }
         let was_open = !ground.store.exchanges().unwrap().is_empty();
         let is_new = ground.store.finish("data").unwrap() && was_open;
-        // An undo that had come to its end before is one.
-        let found = view::read(&volume, "");
-        assert!(found == now || is_new && found == then, "{moment} {is_new}");
+        assert_is(&volume, if is_new { &then } else { &now }, &format!("finished {moment}"));
         ground.store.exchange(&also.name, "data", &volume).unwrap();
         ground.store.finish("data").unwrap();
         assert_is(&volume, &now, "for the next");

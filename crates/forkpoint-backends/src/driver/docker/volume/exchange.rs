@@ -19,12 +19,16 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     VolumeStore,
-    notes::{self, digest},
+    notes::{self, Note, digest},
     swap::Swap,
 };
-use crate::layer::{Layer, LayerError, LayerName, LayerResult, dress, replace, unique_name};
+use crate::layer::{
+    Layer, LayerError, LayerName, LayerResult, describe_tree, dress, replace, unique_name,
+};
 
 const RECORD: &str = "exchange.json";
+/// What the volume looked like when it became what it was to become.
+const NOTE: &str = "note";
 
 /// An exchange that is neither finished nor undone.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -98,8 +102,15 @@ impl VolumeStore {
         let swap = Swap::make(&exchange.path, &exchange.directory)?;
         layer.fill(&swap.part_path())?;
         swap.filled()?;
-        swap.forward()?;
-        dress(&self.look(exchange, End::New), &exchange.path)
+        self.go_through(exchange, &swap)
+    }
+
+    /// What the volume looks like is noted now, while nobody uses it: when the exchange is finished,
+    /// somebody may.
+    fn go_through(&self, exchange: &Exchange, swap: &Swap) -> LayerResult<()> {
+        swap.forward(|| dress(&self.look(exchange, End::New), &exchange.path))?;
+        let note = Note::new(&exchange.path, describe_tree(&exchange.path)?)?;
+        note.write(&self.exchange_path(&exchange.volume).join(NOTE))
     }
 
     /// Whatever somebody else began must have come to an end.
@@ -130,11 +141,13 @@ impl VolumeStore {
     /// finish is a success.
     pub fn finish(&self, volume: &str) -> LayerResult<bool> {
         let Some(exchange) = self.exchange_of(volume)? else { return Ok(true) };
-        if let (Some(swap), None) = (self.swap_of(&exchange)?, exchange.end) {
-            if !swap.is_filled()? {
-                return self.undo(volume).map(|()| false);
+        if exchange.end.is_none() {
+            match self.swap_of(&exchange)? {
+                Some(swap) if swap.is_done()? => {}
+                Some(swap) if swap.is_filled()? => self.go_through(&exchange, &swap)?,
+                // Not filled, or not even begun.
+                _ => return self.undo(volume).map(|()| false),
             }
-            swap.forward()?;
         }
         let end = self.end(exchange, End::New)?;
         Ok(end == End::New)
@@ -157,10 +170,15 @@ impl VolumeStore {
         if let Some(swap) = self.swap_of(&exchange)? {
             swap.remove(&self.layers)?;
         }
-        if exchange.is_there() {
-            dress(&self.look(&exchange, end), &exchange.path)?;
-            if let (End::New, Ok(layer)) = (end, self.layer(&exchange.layer)) {
-                self.note_same(&layer, &exchange.volume, &exchange.path)?;
+        match end {
+            End::Old if exchange.is_there() => {
+                dress(&self.look(&exchange, end), &exchange.path)?;
+            }
+            End::Old => {}
+            // It looks as it should since it is done. Whoever uses it since may have changed that.
+            End::New => {
+                let note = self.exchange_path(&exchange.volume).join(NOTE);
+                self.notes.take(&exchange.volume, &exchange.layer, &note)?;
             }
         }
         self.forget_exchange(&exchange.volume)?;
@@ -210,6 +228,7 @@ impl VolumeStore {
         let path = self.exchange_path(volume);
         notes::remove(&path.join(RECORD))?;
         notes::remove(&path.join(RECORD).with_extension("new"))?;
+        notes::remove(&path.join(NOTE))?;
         for end in [End::Old, End::New] {
             let _ = fs::remove_dir(path.join(end.look()));
         }

@@ -50,6 +50,10 @@ impl Note {
         device_of(volume).is_ok_and(|device| device == self.head.device) && (synced || same_run)
     }
 
+    pub(super) fn write(&self, path: &Path) -> LayerResult<()> {
+        fs::write(path, self.encode()?).map_err(io("write", path))
+    }
+
     fn encode(&self) -> LayerResult<Vec<u8>> {
         let damaged = |_| LayerError::Manifest { reason: "it cannot be written" };
         let mut bytes = serde_json::to_vec(&self.head).map_err(damaged)?;
@@ -85,6 +89,16 @@ impl Notes {
         // What was there before has changed places with it.
         let _ = fs::remove_file(&spare);
         written.map_err(io("write", &path))
+    }
+
+    /// Takes over a note that was written elsewhere, if it was.
+    pub(super) fn take(&self, volume: &str, layer: &LayerName, from: &Path) -> LayerResult<()> {
+        let place = self.place(volume);
+        fs::create_dir_all(&place).map_err(io("create", &place))?;
+        match fs::rename(from, place.join(layer.as_str())) {
+            Err(err) if err.kind() != io::ErrorKind::NotFound => Err(io("move", from)(err)),
+            _ => Ok(()),
+        }
     }
 
     /// `None` when there is none that this release can read.

@@ -17,7 +17,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use rustix::fs::{Mode, fchmod, fstat, mkdirat, renameat};
+use rustix::fs::{Mode, Stat, Timespec, Timestamps, fchmod, fstat, futimens, mkdirat, renameat};
 
 use super::notes;
 use crate::layer::{
@@ -86,8 +86,12 @@ impl Swap {
         Ok(self.stands_at(NEW)? || self.stands_at(IN)? || self.stands_at(DONE)?)
     }
 
-    /// To where what is new is in the volume.
-    pub(super) fn forward(&self) -> LayerResult<()> {
+    pub(super) fn is_done(&self) -> LayerResult<bool> {
+        self.stands_at(DONE)
+    }
+
+    /// To where what is new is in the volume. `dress` makes the volume itself look as it should.
+    pub(super) fn forward(&self, dress: impl FnOnce() -> LayerResult<()>) -> LayerResult<()> {
         open_up(&self.root).map_err(notes::io("open up", &self.path))?;
         if self.stands_at(NEW)? {
             self.take_out(OLD)?;
@@ -95,6 +99,7 @@ impl Swap {
         }
         if self.stands_at(IN)? {
             self.bring_in(IN)?;
+            dress()?;
             self.step(IN, DONE)?;
         }
         Ok(())
@@ -117,17 +122,18 @@ impl Swap {
     }
 
     /// With all that is in it: in the background where that is possible.
+    /// The volume looks as before.
     pub(super) fn remove(self, store: &LayerStore) -> LayerResult<()> {
-        open_up(&self.root).map_err(notes::io("open up", &self.path))?;
-        if store.throw_away(&self.own_path()).is_ok() {
-            return Ok(());
+        let failed = || notes::io("clear up in", &self.path);
+        let before = fstat(&self.root).map_err(io::Error::from).map_err(failed())?;
+        open_up(&self.root).map_err(failed())?;
+        if store.throw_away(&self.own_path()).is_err() {
+            let removed = remove_tree(&self.root, self.path.clone(), self.name.clone());
+            if let Some(left) = removed.leftovers.into_iter().next() {
+                return Err(notes::io("remove", &left.path)(left.error));
+            }
         }
-        drop(self.own);
-        let removed = remove_tree(&self.root, self.path, self.name);
-        match removed.leftovers.into_iter().next() {
-            Some(left) => Err(notes::io("remove", &left.path)(left.error)),
-            None => Ok(()),
-        }
+        look_again(&self.root, &before).map_err(failed())
     }
 
     fn open(&self, name: &CStr) -> LayerResult<OwnedFd> {
@@ -164,6 +170,19 @@ impl Swap {
         }
         Ok(())
     }
+}
+
+fn look_again(directory: &OwnedFd, before: &Stat) -> io::Result<()> {
+    let mode = Mode::from_raw_mode(before.st_mode);
+    if Mode::from_raw_mode(fstat(directory)?.st_mode) != mode {
+        fchmod(directory, mode)?;
+    }
+    let time = |tv_sec, tv_nsec| Timespec { tv_sec, tv_nsec };
+    let times = Timestamps {
+        last_access: time(before.st_atime as _, before.st_atime_nsec as _),
+        last_modification: time(before.st_mtime as _, before.st_mtime_nsec as _),
+    };
+    Ok(futimens(directory, &times)?)
 }
 
 /// Its mode may forbid its owner to change what is in it. It is set again when all is done.
