@@ -118,7 +118,6 @@ impl Layer {
 
 /// What a tree looks like now, for a capture that compares with it. Nothing may write to it. Waits for
 /// the clock of files, a few milliseconds, so that nothing counts as changed just because it is new.
-#[expect(clippy::disallowed_methods, reason = "the clock of files ticks in its own time")]
 pub fn describe_tree(path: &Path) -> LayerResult<Manifest> {
     let read = |clock| {
         let now = clock_gettime(clock);

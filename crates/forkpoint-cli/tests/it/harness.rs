@@ -76,7 +76,8 @@ impl Home {
     }
 
     pub(crate) fn below(directory: &Path) -> Self {
-        Self { dir: tempfile::tempdir_in(directory).expect("a directory for the test") }
+        let dir = tempfile::tempdir_in(directory).expect("a directory for the test");
+        Self { dir, env: Vec::new() }
     }
 
     /// A data directory with a running sandbox `web`.

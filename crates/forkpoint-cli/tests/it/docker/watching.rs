@@ -2,7 +2,7 @@
 
 use std::{
     io::{BufRead as _, BufReader},
-    process::{Child, ChildStdout},
+    process::ChildStdout,
 };
 
 use rustix::process::Signal;
@@ -10,11 +10,11 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::Dock;
-use crate::harness::{Home, Run, ended, signal};
+use crate::harness::{Home, Run, Started, ended, signal};
 
 /// A watch whose lines are read as they come.
 struct Watching {
-    child: Child,
+    child: Started,
     lines: BufReader<ChildStdout>,
 }
 
