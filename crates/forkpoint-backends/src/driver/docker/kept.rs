@@ -225,10 +225,21 @@ impl Host {
                     let name = format!("forkpoint-{sandbox}-{number}");
                     sends.extend(self.make_volume(sandbox, &name, volume).await?);
                     shape.mount(&volume.places, Some(&name));
+                    if self.is_empty(volume)? {
+                        shape.keep_empty(&volume.places);
+                    }
                 }
             }
         }
         Ok(sends)
+    }
+
+    /// Whether it is known to have held nothing.
+    fn is_empty(&self, volume: &KeptVolume) -> DriverResult<bool> {
+        let Some(name) = &volume.layer else { return Ok(false) };
+        let layer = self.volumes()?.layer(name).map_err(layer_error("look into a volume"))?;
+        let mut entries = std::fs::read_dir(layer.tree_path());
+        Ok(entries.as_mut().is_ok_and(|entries| entries.next().is_none()))
     }
 
     async fn make_volume(
@@ -288,6 +299,9 @@ impl Host {
                 _ => format!("forkpoint-{sandbox}-{number}"),
             };
             shape.mount(&volume.places, Some(&name));
+            if self.is_empty(volume)? {
+                shape.keep_empty(&volume.places);
+            }
             if self.inspect_volume(&name).await?.is_none() {
                 planned.sends.extend(self.make_volume(sandbox, &name, volume).await?);
             } else if let Some(layer) = &volume.layer {

@@ -284,6 +284,22 @@ impl Shape {
         }
     }
 
+    /// An engine fills a volume that holds nothing from the image, unless it is told not to.
+    pub(super) fn keep_empty(&mut self, places: &[String]) {
+        let Some(binds) = self.host()["Binds"].as_array_mut() else { return };
+        for bind in binds {
+            let text = bind.as_str().unwrap_or_default();
+            let mut parts = text.split(':').skip(1);
+            let is_one = parts.next().is_some_and(|at| places.iter().any(|place| place == at));
+            match parts.next() {
+                _ if !is_one => {}
+                Some(mode) if mode.split(',').any(|word| word == "nocopy") => {}
+                Some(_) => *bind = json!(format!("{text},nocopy")),
+                None => *bind = json!(format!("{text}:nocopy")),
+            }
+        }
+    }
+
     /// The mode that it was mounted with, if it had one.
     fn unmount(&mut self, place: &str) -> Option<String> {
         let mut mode = None;

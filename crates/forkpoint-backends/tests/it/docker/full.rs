@@ -145,6 +145,32 @@ fn volumes_and_processes_travel_too() {
     });
 }
 
+/// An engine fills an empty volume from the image when a container is made.
+#[test]
+fn a_volume_that_held_nothing_holds_nothing_in_a_copy() {
+    let machine = Machine::new();
+    let (name, image) = (format!("empty-{:x}", unique()), format!("filled-{:x}", unique()));
+    let engine = &machine.engine;
+    engine.docker(["run", "--name", &name, IMAGE, "sh", "-c", "echo x > /srv/file"]);
+    engine.docker(["commit", &name, &image]);
+    engine.docker(["rm", "-f", &name]);
+    engine.docker(["run", "-d", "--name", &name, "-v", "/srv", &image, "sleep", "1000"]);
+    engine.docker(["exec", &name, "rm", "/srv/file"]);
+    let driver = machine.docker();
+    runtime().block_on(async {
+        let id = driver.adopt(&name).await.unwrap().id;
+        let artifact = seal(&driver, id, SnapshotKind::Files).await;
+        let copy = SandboxId::from_u128(unique());
+        driver.restore(copy, &spec(), &artifact).await.unwrap();
+        let listed = engine.docker(["exec", &format!("forkpoint-{copy}"), "ls", "-A", "/srv"]);
+        driver.destroy(copy).await.unwrap();
+        discard(&driver, &artifact).await;
+        assert_eq!(listed, "");
+    });
+    engine.docker(["rm", "-fv", &name]);
+    engine.docker(["rmi", &image]);
+}
+
 #[test]
 fn what_cannot_be_had_is_refused_with_the_reason_before_anything_happens() {
     let counter = Counter::start();
