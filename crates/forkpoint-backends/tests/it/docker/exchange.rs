@@ -209,6 +209,7 @@ fn a_kill_at_any_moment_can_be_undone_or_finished() {
     }
 }
 
+#[expect(clippy::disallowed_methods, reason = "it is killed at any moment, whichever that is")]
 fn kill_a_child_after(ground: &Ground, time: Duration) {
     let mut child = Command::new(env::current_exe().unwrap())
         .args(["--exact", "docker::exchange::as_a_child_exchanges_until_it_is_killed"])
