@@ -21,7 +21,7 @@ use crate::{
     fail::{About, Failure, INTERRUPTED},
     output::{
         human::{age, size},
-        progress::{Spinner, TICK_MS},
+        progress::{Spinner, TICK_MS, far},
         record::FailedJson,
         say,
         table::{Column, Table},
@@ -221,15 +221,6 @@ pub(super) async fn fetch(
                 };
             }
         }
-    }
-}
-
-fn far(progress: &Progress) -> String {
-    match (progress.passed_bytes(), progress.total_bytes()) {
-        (passed, total) if total >= passed && total > 0 => {
-            format!(" {} of {}", size(passed), size(total))
-        }
-        (passed, _) => format!(" {}", size(passed)),
     }
 }
 

@@ -124,6 +124,15 @@ impl Home {
         entries.into_iter().flatten().flatten().map(name).collect()
     }
 
+    /// The first process of a sandbox, as it is called out here.
+    pub(crate) fn init_of(&self, id: &str) -> Pid {
+        let record = self.path().join("data/local/sandboxes").join(id).join("record.json");
+        let record: Value =
+            serde_json::from_slice(&fs::read(record).expect("a record")).expect("a record");
+        let pid = record["init"]["pid"].as_i64().expect("a number");
+        Pid::from_raw(pid.try_into().expect("a number")).expect("a process")
+    }
+
     pub(crate) fn run_with_input<A: AsRef<std::ffi::OsStr>>(
         &self,
         args: impl IntoIterator<Item = A>,
