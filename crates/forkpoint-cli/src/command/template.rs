@@ -9,6 +9,7 @@ use forkpoint_backends::{
 use forkpoint_core::{
     Error, ErrorKind, Timestamp,
     catalog::{SnapshotQuery, SnapshotRecord},
+    spec::WorkspaceMode,
 };
 use futures::future::{Either, select};
 use serde::Serialize;
@@ -235,10 +236,12 @@ async fn promote(app: &App, args: &PromoteArgs) -> Outcome {
     let about = || About::Snapshot(args.snapshot.clone());
     let found = app.engine.show(&args.snapshot).await;
     let snapshot = found.map_err(|err| Failure::new(err, about()))?.record;
+    let live = snapshot.spec.workspaces.iter().find(|each| each.mode == WorkspaceMode::Live);
+    let about = About::Promote(live.map(|live| live.source.clone()));
     let (templates, now, name) = (app.templates.clone(), app.now(), args.name.clone());
     let work = blocking(move || templates.promote(&snapshot.artifact, &snapshot.spec, &name, now));
     let record = app.finish("making a template", work).await;
-    told(app, &record.map_err(|err| Failure::new(err, About::Image))?, "made")
+    told(app, &record.map_err(|err| Failure::new(err, about))?, "made")
 }
 
 #[derive(Serialize)]
