@@ -69,7 +69,7 @@ async fn request(app: &App, args: &ForkArgs) -> Result<ForkRequest, Error> {
         name,
         labels,
         env: args.copy.env(),
-        expires: args.copy.expires()?,
+        expires: args.copy.expires(&app.config.settings.defaults)?,
         wait: args.copy.wait.wait(),
         ..ForkRequest::new(source, args.count)
     })

@@ -26,7 +26,7 @@ pub(super) async fn restore(app: &App, args: &RestoreArgs) -> Outcome {
         name: args.name.as_deref().map(str::parse).transpose()?,
         labels: Labels::new(args.copy.labels.clone())?,
         env: args.copy.env(),
-        expires: args.copy.expires()?,
+        expires: args.copy.expires(&app.config.settings.defaults)?,
         wait: args.copy.wait.wait(),
         ..RestoreRequest::new(&args.snapshot)
     };
