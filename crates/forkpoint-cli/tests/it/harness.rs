@@ -117,6 +117,13 @@ impl Home {
         Started::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))
     }
 
+    /// With a directory of its own for what is temporary.
+    pub(crate) fn start_in(&self, temporary: &Path, args: &[&str]) -> Started {
+        let mut command = self.command(args);
+        command.env("TMPDIR", temporary);
+        Started::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))
+    }
+
     /// The sandboxes that there are, whatever the catalog knows.
     pub(crate) fn sandboxes(&self) -> BTreeSet<String> {
         let entries = fs::read_dir(self.path().join("data/local/sandboxes"));
