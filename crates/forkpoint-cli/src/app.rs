@@ -8,7 +8,9 @@ use std::{
     time::Duration,
 };
 
-use forkpoint_backends::{driver::local::Templates, environment::SystemEnvironment};
+use forkpoint_backends::{
+    driver::local::Templates, environment::SystemEnvironment, image::Progress,
+};
 use forkpoint_core::{Engine, Environment as _, Error, ErrorKind, Timestamp};
 use futures::future::{Either, select};
 use tokio::runtime::Handle;
@@ -18,7 +20,7 @@ use crate::{
     fail::INTERRUPTED,
     output::{
         Output,
-        progress::{Spinner, TICK_MS},
+        progress::{Spinner, TICK_MS, far},
         say,
     },
     signal::Signals,
@@ -90,6 +92,25 @@ impl App {
         doing: Option<&str>,
         work: impl Future<Output = T>,
     ) -> Result<Option<T>, Error> {
+        self.told_until_interrupted(doing, String::new, work).await
+    }
+
+    /// The same for bytes that are on their way.
+    pub(crate) async fn copy_until_interrupted<T>(
+        &self,
+        doing: &str,
+        progress: &Progress,
+        work: impl Future<Output = T>,
+    ) -> Result<Option<T>, Error> {
+        self.told_until_interrupted(Some(doing), || far(progress), work).await
+    }
+
+    async fn told_until_interrupted<T>(
+        &self,
+        doing: Option<&str>,
+        far: impl Fn() -> String,
+        work: impl Future<Output = T>,
+    ) -> Result<Option<T>, Error> {
         let mut signals = listen()?;
         let out = Output { progress: self.out.progress && doing.is_some(), ..self.out };
         let mut spinner = Spinner::new(&out, doing.unwrap_or_default());
@@ -99,7 +120,7 @@ impl App {
             let signal = pin!(signals.next());
             match select(&mut work, select(signal, tick)).await {
                 Either::Left((result, _)) => return Ok(Some(result)),
-                Either::Right((Either::Right(_), _)) => spinner.tick(),
+                Either::Right((Either::Right(_), _)) => spinner.tick_at(&far()),
                 Either::Right((Either::Left(_), _)) => return Ok(None),
             }
         }

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use forkpoint_core::{Error, ErrorKind};
+use forkpoint_core::{Error, ErrorKind, path::HostPath};
 use serde::Serialize;
 
 use crate::output::{Output, human::clean, human::clean_json, say};
@@ -45,6 +45,8 @@ pub(crate) enum About {
     Full(String),
     /// An image or directory that was to become a template.
     Image,
+    /// A snapshot that was to become a template, and the live workspace that it lies over.
+    Promote(Option<HostPath>),
     /// A template that was to go.
     Template,
     /// A program that was to run in a sandbox.

@@ -167,7 +167,7 @@ async fn in_the_way(engine: &Engine, about: &About) -> Option<String> {
         About::Apply(source) => Some(format!(
             "`forkpoint apply {source} -- PATH…` applies others, `forkpoint apply {source} --force` overwrites these"
         )),
-        About::Image => {
+        About::Image | About::Promote(_) => {
             Some("choose another name, or `forkpoint template rm` the one that is there".to_owned())
         }
         About::Template => Some(
@@ -225,6 +225,9 @@ fn invalid(about: &About) -> Option<String> {
             Some("`forkpoint create --workspace DIR` makes a sandbox that has one".to_owned())
         }
         About::Image => Some(SOURCES.to_owned()),
+        About::Promote(Some(live)) => Some(format!(
+            "`forkpoint create --workspace {live} --workspace-mode copy` makes a sandbox whose snapshots hold the files too, and can become templates"
+        )),
         _ => None,
     }
 }

@@ -1,4 +1,4 @@
-//! How far an image has come, for somebody on another thread to look at or to stop.
+//! How far bytes have come, those of an image or others, for somebody else to look at or to stop.
 
 use std::sync::{
     Arc,
@@ -36,12 +36,18 @@ impl Progress {
         self.0.stop.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn expect(&self, bytes: u64) {
+    /// So many more are to come.
+    pub fn expect(&self, bytes: u64) {
         self.0.total.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(super) fn passed(&self, bytes: u64) -> ImageResult<()> {
+    /// So many more have come.
+    pub fn pass(&self, bytes: u64) {
         self.0.passed.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn passed(&self, bytes: u64) -> ImageResult<()> {
+        self.pass(bytes);
         self.check()
     }
 

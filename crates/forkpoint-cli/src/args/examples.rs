@@ -145,6 +145,8 @@ Examples:
   forkpoint snapshot docker:webapp            a container, by its own name
   forkpoint snapshot web --skip-unchanged     prints the last one's id if nothing changed since
 
+What was to be written on a snapshot that was skipped is not kept, and told.
+
 JSON: the snapshot, as in `forkpoint list --help`; {\"skipped\": REASON} when its trigger is off, and
 with \"snapshot\": ID when nothing changed";
 
@@ -157,7 +159,8 @@ Examples:
 
 A live workspace that the host changed since the snapshot is told. A container gets volumes of its
 own unless --volumes says otherwise; directories of the host that were mounted are mounted again. A
-port of the host that is taken is replaced by a free one, which is told.
+port of the host that is taken is replaced by a free one, which is told. The sandbox stays until it
+is removed, unless --ttl or `defaults.ttl` of the configuration says how long.
 
 JSON: the sandbox, as in `forkpoint ps --help`, with \"drift\": [{\"source\", \"at\",
 \"changed\", \"examples\", \"complete\"}]: what the host changed in its workspace since the snapshot";
@@ -175,8 +178,8 @@ JSON: {\"sandbox\": SANDBOX, \"to\": SNAPSHOT, \"drift\": as in `forkpoint resto
 
 pub(super) const FORK: &str = "\
 A sandbox is snapshotted first. A copy that fails is undone and reported alone; the exit code is
-then 1, and the ids of the others are printed all the same. Copies stay until they are removed unless
---ttl is given: `defaults.ttl` is for `run` and `create` alone.
+then 1, and the ids of the others are printed all the same. Copies stay until they are removed,
+unless --ttl or `defaults.ttl` of the configuration says how long.
 
 Examples:
   forkpoint fork web
@@ -381,8 +384,8 @@ come with somebody's project, only naming, max_agent_state and the limits in [de
 taken: `--config ./forkpoint.toml` takes all of it, and no other file. The JSON of the
 older snapshot manager can be named there too.
 
-[defaults] are for `run` and `create`: copies that `restore` and `fork` make are what their source was,
-and have no end without --ttl. What `before_snapshot` starts ends with it; what `after_restore` starts
+[defaults] are for `run` and `create`: copies that `restore` and `fork` make are what their source was.
+Only `ttl` is for them too. What `before_snapshot` starts ends with it; what `after_restore` starts
 goes on unless it fails.
 
 Examples:

@@ -9,6 +9,7 @@ use super::{
     ContainerArgs, WaitArgs,
     value::{self, Expiry},
 };
+use crate::config::Defaults;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct SnapshotArgs {
@@ -127,8 +128,8 @@ pub(crate) struct CopyArgs {
 }
 
 impl CopyArgs {
-    pub(crate) fn expires(&self) -> Result<Option<Timestamp>, Error> {
-        self.ttl.map(value::from_now).transpose()
+    pub(crate) fn expires(&self, defaults: &Defaults) -> Result<Option<Timestamp>, Error> {
+        self.ttl.or(defaults.ttl).map(value::from_now).transpose()
     }
 
     pub(crate) fn env(&self) -> BTreeMap<String, String> {

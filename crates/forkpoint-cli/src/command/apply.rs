@@ -15,7 +15,7 @@ use super::{Exit, Outcome, diff};
 use crate::{
     app::App,
     args::ApplyArgs,
-    fail::{About, Failure},
+    fail::{About, Failure, INTERRUPTED},
     output::{file::PathJson, human::size, quote::quote, say},
 };
 
@@ -78,7 +78,10 @@ async fn patch(app: &App, of: &Subject, paths: &[PathBuf]) -> Outcome {
         paths => paths.iter().map(|path| root.join(path)).collect(),
     };
     let found = app.engine.compare_with_beginning(of, &under);
-    let mut found = app.finish("comparing", found).await?;
+    let Some(found) = app.until_interrupted(Some("comparing"), found).await? else {
+        return Ok(Exit(INTERRUPTED));
+    };
+    let mut found = found?;
     let changes = found.diff.changes.len();
     found.diff.changes.retain(|change| change.path.iter().all(|name| name != ".git"));
     let left = changes - found.diff.changes.len();

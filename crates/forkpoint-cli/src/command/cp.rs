@@ -6,6 +6,7 @@ use std::{
     path::Path,
 };
 
+use forkpoint_backends::image::Progress;
 use forkpoint_core::{Error, engine::Subject};
 use serde::Serialize;
 
@@ -41,16 +42,17 @@ struct Copied {
 
 pub(super) async fn cp(app: &App, args: &CpArgs) -> Outcome {
     let side = |text| Side::new(text).map_err(Error::invalid);
+    let progress = Progress::default();
     let copied = match (side(&args.from)?, side(&args.to)?) {
         (Side::There(from), Side::Stream) => return print(app, &from).await,
         (Side::There(from), Side::Here(to)) => {
-            let copy = out::copy(app, &from, &to, args.recursive);
-            app.until_interrupted(Some("copying"), copy).await?
+            let copy = out::copy(app, &from, &to, args.recursive, &progress);
+            app.copy_until_interrupted("copying", &progress, copy).await?
         }
         (from @ (Side::Here(_) | Side::Stream), Side::There(to)) => {
             check_target(app, &to).await?;
-            let copy = into::copy(app, &from, &to, args.recursive);
-            app.until_interrupted(Some("copying"), copy).await?
+            let copy = into::copy(app, &from, &to, args.recursive, &progress);
+            app.copy_until_interrupted("copying", &progress, copy).await?
         }
         (Side::There(_), Side::There(_)) => {
             return Err(refused("one side of a copy is a path on this machine"));

@@ -60,9 +60,24 @@ pub(super) async fn diff(app: &App, args: &DiffArgs) -> Outcome {
         app.out.json(&json(&found))?;
         return Ok(Exit::DONE);
     }
+    let exit = page(app, async |to| print(app, args, &found, to).await).await?;
+    if found.diff.too_deep > 0 {
+        let count = found.diff.too_deep;
+        app.out.warn(format!("{count} directories lie too deep, and were not compared"));
+    }
+    Ok(exit)
+}
+
+/// Prints a patch whose paths begin at `root`.
+pub(super) async fn tell_patch(app: &App, found: &Comparison, root: &Path) -> Outcome {
+    page(app, async |to| patch::print(app, found, root, to).await).await
+}
+
+/// Ctrl-C is for the pager while there is one, and else for us.
+async fn page(app: &App, print: impl AsyncFnOnce(&mut Pager) -> Result<(), Failed>) -> Outcome {
     let mut to = Pager::open(&app.out);
     let is_paged = to.is_paged();
-    let printing = print(app, args, &found, &mut to);
+    let printing = print(&mut to);
     let printed = match is_paged {
         true => Some(printing.await),
         false => app.until_interrupted(None, printing).await?,
@@ -72,19 +87,6 @@ pub(super) async fn diff(app: &App, args: &DiffArgs) -> Outcome {
         None => return Ok(Exit(INTERRUPTED)),
         Some(printed) => end(printed)?,
     }
-    if found.diff.too_deep > 0 {
-        let count = found.diff.too_deep;
-        app.out.warn(format!("{count} directories lie too deep, and were not compared"));
-    }
-    Ok(Exit::DONE)
-}
-
-/// Prints a patch whose paths begin at `root`.
-pub(super) async fn tell_patch(app: &App, found: &Comparison, root: &Path) -> Outcome {
-    let mut to = Pager::open(&app.out);
-    let printed = patch::print(app, found, root, &mut to).await;
-    to.close()?;
-    end(printed)?;
     Ok(Exit::DONE)
 }
 

@@ -70,7 +70,7 @@ async fn request(app: &App, args: &ForkArgs) -> Result<ForkRequest, Error> {
         labels,
         env: args.copy.env(),
         attachments: args.copy.container.attachments(),
-        expires: args.copy.expires()?,
+        expires: args.copy.expires(&app.config.settings.defaults)?,
         wait: args.copy.wait.wait(),
         ..ForkRequest::new(source, args.count)
     })

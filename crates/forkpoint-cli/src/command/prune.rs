@@ -21,6 +21,9 @@ use crate::{
     },
 };
 
+/// How many are begun before anybody looks whether to go on.
+const AT_ONCE: usize = 4;
+
 #[derive(Serialize)]
 struct Pruned<'a> {
     dry_run: bool,
@@ -48,9 +51,33 @@ pub(super) async fn prune(app: &App, args: &PruneArgs) -> Outcome {
         app.out.note("nothing was deleted");
         return Ok(Exit::DONE);
     }
-    let work = app.engine.execute_plan(plan.clone());
-    let report = app.finish("pruning", work).await?;
+    let report = app.finish("pruning", execute(app, &plan)).await?;
+    let left = plan.deletions.len() - tried(&report);
+    if left > 0 {
+        app.out.warn(format!("interrupted: {} left as they are", many(left, "snapshot")));
+    }
     end(app, args, &plan, &report)
+}
+
+/// A few at a time: Ctrl-C ends it after those that are on their way.
+async fn execute(app: &App, plan: &RetentionPlan) -> Result<PruneReport, Error> {
+    let mut report = PruneReport { unmet: plan.unmet.clone(), ..PruneReport::default() };
+    for deletions in plan.deletions.chunks(AT_ONCE) {
+        if app.is_interrupted() {
+            break;
+        }
+        let part = RetentionPlan { deletions: deletions.to_vec(), ..RetentionPlan::default() };
+        let done = app.engine.execute_plan(part).await?;
+        report.deleted.extend(done.deleted);
+        report.kept.extend(done.kept);
+        report.failed.extend(done.failed);
+        report.freed_bytes += done.freed_bytes;
+    }
+    Ok(report)
+}
+
+fn tried(report: &PruneReport) -> usize {
+    report.deleted.len() + report.kept.len() + report.failed.len()
 }
 
 /// What is configured, with what was said now in its place.

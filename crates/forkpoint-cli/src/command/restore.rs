@@ -27,7 +27,7 @@ pub(super) async fn restore(app: &App, args: &RestoreArgs) -> Outcome {
         labels: Labels::new(args.copy.labels.clone())?,
         env: args.copy.env(),
         attachments: args.copy.container.attachments(),
-        expires: args.copy.expires()?,
+        expires: args.copy.expires(&app.config.settings.defaults)?,
         wait: args.copy.wait.wait(),
         ..RestoreRequest::new(&args.snapshot)
     };

@@ -48,25 +48,42 @@ pub(super) async fn snapshot(app: &App, args: &SnapshotArgs) -> Outcome {
     })?;
     match outcome {
         SnapshotOutcome::Taken(taken) => tell(app, &taken)?,
-        SnapshotOutcome::Skipped(reason) => skipped(app, reason)?,
+        SnapshotOutcome::Skipped(reason) => skipped(app, args, reason)?,
     }
     Ok(Exit::DONE)
 }
 
-fn skipped(app: &App, reason: SkipReason) -> Result<(), Failure> {
+fn skipped(app: &App, args: &SnapshotArgs, reason: SkipReason) -> Result<(), Failure> {
     let snapshot = match reason {
         SkipReason::Unchanged(snapshot) => Some(snapshot),
         _ => None,
     };
     if app.out.json {
         app.out.json(&Skipped { skipped: reason.to_string(), snapshot })?;
-        return Ok(());
+    } else {
+        if let Some(snapshot) = snapshot {
+            app.out.text(&snapshot.to_string())?;
+        }
+        app.out.note(format!("nothing was taken: {reason}"));
     }
-    if let Some(snapshot) = snapshot {
-        app.out.text(&snapshot.to_string())?;
+    let lost = words(args);
+    if let (Some(snapshot), false) = (snapshot, lost.is_empty()) {
+        let lost = lost.join(", ");
+        app.out.warn(format!("not kept: {lost}; `forkpoint edit {snapshot}` changes what it says"));
     }
-    app.out.note(format!("nothing was taken: {reason}"));
     Ok(())
+}
+
+/// What was to be written on a snapshot, by its options.
+fn words(args: &SnapshotArgs) -> Vec<&'static str> {
+    let said = [
+        ("--description", args.description.is_some()),
+        ("--label", !args.labels.is_empty()),
+        ("--context", args.context.is_some()),
+        ("--run-id", args.run_id.is_some()),
+        ("--step", args.step.is_some()),
+    ];
+    said.into_iter().filter(|(_, said)| *said).map(|(option, _)| option).collect()
 }
 
 fn request(args: &SnapshotArgs) -> Result<SnapshotRequest, Error> {

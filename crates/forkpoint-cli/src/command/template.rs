@@ -9,6 +9,7 @@ use forkpoint_backends::{
 use forkpoint_core::{
     Error, ErrorKind, Timestamp,
     catalog::{SnapshotQuery, SnapshotRecord},
+    spec::WorkspaceMode,
 };
 use futures::future::{Either, select};
 use serde::Serialize;
@@ -21,7 +22,7 @@ use crate::{
     fail::{About, Failure, INTERRUPTED},
     output::{
         human::{age, size},
-        progress::{Spinner, TICK_MS},
+        progress::{Spinner, TICK_MS, far},
         record::FailedJson,
         say,
         table::{Column, Table},
@@ -224,15 +225,6 @@ pub(super) async fn fetch(
     }
 }
 
-fn far(progress: &Progress) -> String {
-    match (progress.passed_bytes(), progress.total_bytes()) {
-        (passed, total) if total >= passed && total > 0 => {
-            format!(" {} of {}", size(passed), size(total))
-        }
-        (passed, _) => format!(" {}", size(passed)),
-    }
-}
-
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
@@ -244,10 +236,12 @@ async fn promote(app: &App, args: &PromoteArgs) -> Outcome {
     let about = || About::Snapshot(args.snapshot.clone());
     let found = app.engine.show(&args.snapshot).await;
     let snapshot = found.map_err(|err| Failure::new(err, about()))?.record;
+    let live = snapshot.spec.workspaces.iter().find(|each| each.mode == WorkspaceMode::Live);
+    let about = About::Promote(live.map(|live| live.source.clone()));
     let (templates, now, name) = (app.templates.clone(), app.now(), args.name.clone());
     let work = blocking(move || templates.promote(&snapshot.artifact, &snapshot.spec, &name, now));
     let record = app.finish("making a template", work).await;
-    told(app, &record.map_err(|err| Failure::new(err, About::Image))?, "made")
+    told(app, &record.map_err(|err| Failure::new(err, about))?, "made")
 }
 
 #[derive(Serialize)]

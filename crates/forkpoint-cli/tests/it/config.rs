@@ -166,3 +166,21 @@ fn the_older_managers_configuration_works() {
     assert_eq!(home.ok(["list", "--json"]).json()["snapshots"][0]["name"], "two");
     assert_eq!(home.ok(["list", "-q"]).stdout.lines().count(), 1);
 }
+
+#[test]
+fn the_usual_end_is_that_of_copies_too() {
+    let home = Home::with_web();
+    home.ok(["snapshot", "web", "--name", "one"]);
+    configured(&home, "[defaults]\nttl = \"4h\"\n");
+    let end = |args: &[&str]| {
+        let id = home.ok(args).id().to_owned();
+        let all = home.ok(["ps", "--json"]).json();
+        let all = all["sandboxes"].as_array().expect("a list").iter();
+        all.clone().find(|sandbox| sandbox["id"] == id.as_str()).expect("it")["expires"].clone()
+    };
+    let created = end(&["create"]);
+    let (forked, restored) = (end(&["fork", "one"]), end(&["restore", "one"]));
+    assert!(created.is_string() && forked.is_string() && restored.is_string());
+    let longer = end(&["fork", "web", "--ttl", "900h"]);
+    assert!(longer.as_str() > forked.as_str(), "{longer} {forked}");
+}

@@ -127,11 +127,27 @@ impl Home {
         Started::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))
     }
 
+    /// With a directory of its own for what is temporary.
+    pub(crate) fn start_in(&self, temporary: &Path, args: &[&str]) -> Started {
+        let mut command = self.command(args);
+        command.env("TMPDIR", temporary);
+        Started::spawn(command.stdout(Stdio::piped()).stderr(Stdio::piped()))
+    }
+
     /// The sandboxes that there are, whatever the catalog knows.
     pub(crate) fn sandboxes(&self) -> BTreeSet<String> {
         let entries = fs::read_dir(self.path().join("data/local/sandboxes"));
         let name = |entry: fs::DirEntry| entry.file_name().into_string().expect("an id");
         entries.into_iter().flatten().flatten().map(name).collect()
+    }
+
+    /// The first process of a sandbox, as it is called out here.
+    pub(crate) fn init_of(&self, id: &str) -> Pid {
+        let record = self.path().join("data/local/sandboxes").join(id).join("record.json");
+        let record: Value =
+            serde_json::from_slice(&fs::read(record).expect("a record")).expect("a record");
+        let pid = record["init"]["pid"].as_i64().expect("a number");
+        Pid::from_raw(pid.try_into().expect("a number")).expect("a process")
     }
 
     pub(crate) fn run_with_input<A: AsRef<std::ffi::OsStr>>(

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
 use crate::harness::{Home, until};
@@ -142,12 +142,8 @@ fn a_sandbox_whose_first_process_is_killed_is_told_as_stopped_and_starts_again()
     let home = Home::with_web();
     home.sh("web", "echo kept > /srv/n");
     home.ok(["snapshot", "web", "--name", "good", "--no-sync"]);
-    let id = home.ok(["ps", "-q"]).id().to_owned();
-    let record = home.path().join("data/local/sandboxes").join(id).join("record.json");
-    let record: Value =
-        serde_json::from_slice(&fs::read(record).expect("a record")).expect("a record");
-    let init = i32::try_from(record["init"]["pid"].as_i64().expect("a number")).expect("a number");
-    kill_process(Pid::from_raw(init).expect("a process"), Signal::KILL).expect("it is killed");
+    let init = home.init_of(home.ok(["ps", "-q"]).id());
+    kill_process(init, Signal::KILL).expect("it is killed");
     let state = || home.ok(["ps", "--json"]).json()["sandboxes"][0]["state"].clone();
     assert!(until(|| state() == "stopped"), "{}", state());
     let run = home.run(["exec", "web", "--", "true"]);

@@ -13,6 +13,7 @@ mod guides;
 mod harness;
 mod help;
 mod hooks;
+mod interrupted;
 mod json;
 mod killed;
 mod leftovers;

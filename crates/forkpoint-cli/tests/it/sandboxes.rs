@@ -1,5 +1,7 @@
 //! `create`, `ps`, `rm`, `stop`, `start`, `pause`, `resume` and `doctor`.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use crate::harness::{Home, assert_told};
@@ -165,4 +167,29 @@ fn what_a_sandbox_uses_is_told() {
     assert!(usage["disk_bytes"].as_u64().unwrap() >= 3_000_000, "{usage}");
     let plain = home.ok(["ps", "--json"]).json();
     assert!(plain["sandboxes"][0].get("usage").is_none(), "{plain}");
+}
+
+/// The kernel is the host's, and so is what it knows of chance: no seed in a file is ever used.
+#[test]
+fn a_copy_has_an_identity_and_chances_of_its_own() {
+    const LOOK: &str = "cat /etc/machine-id /proc/sys/kernel/random/boot_id; \
+                        head -c 32 /dev/urandom | od -A n -t x8; cat /proc/sys/kernel/random/uuid";
+    let home = Home::with_web();
+    home.sh("web", "mkdir -p /var/lib/systemd; echo seed > /var/lib/systemd/random-seed");
+    home.ok(["fork", "web", "-n", "2", "--name", "copy"]);
+    home.ok(["snapshot", "web", "--name", "good"]);
+    home.ok(["restore", "good", "--name", "again"]);
+    let all = ["web", "copy-1", "copy-2", "again"];
+    let mut seen = BTreeSet::new();
+    for name in all {
+        let told = home.sh(name, LOOK);
+        for line in told.lines() {
+            assert!(line.len() > 30 && seen.insert(line.to_owned()), "{name} has {line}");
+        }
+        assert_eq!(home.sh(name, "cat /var/lib/systemd/random-seed"), "seed\n", "files stay");
+    }
+    let machine = |name| home.sh(name, "cat /etc/machine-id");
+    let before = machine("web");
+    home.ok(["rollback", "web", "good"]);
+    assert_eq!(machine("web"), before, "what goes back stays the same machine");
 }

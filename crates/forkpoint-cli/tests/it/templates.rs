@@ -155,6 +155,30 @@ fn a_promoted_snapshot_is_a_template_of_its_own() {
     assert_eq!(names(home.path().join("data/local/store/layers")), [] as [String; 0]);
 }
 
+#[test]
+fn a_snapshot_over_a_live_workspace_is_no_template_and_the_hint_says_what_is() {
+    let home = Home::new();
+    let dir = home.path().join("project");
+    fs::create_dir(&dir).expect("a directory");
+    fs::write(dir.join("notes"), "mine").expect("a file");
+    let dir = dir.to_str().expect("a path");
+    home.ok(["create", "--name", "live", "--workspace", dir]);
+    home.ok(["snapshot", "live", "--name", "over"]);
+    assert_told!(home.run(["template", "promote", "over", "ready"]).told(), @r"
+    error: driver `local` cannot take this: snapshot `[snp]` lies over workspace `[home]/project`, which is no part of it: a template needs one of a sandbox without a workspace, or with `--workspace-mode copy`
+    hint: `forkpoint create --workspace [home]/project --workspace-mode copy` makes a sandbox whose snapshots hold the files too, and can become templates
+    exit code 2
+    ");
+    home.ok(["create", "--name", "copy", "--workspace", dir, "--workspace-mode", "copy"]);
+    home.ok(["snapshot", "copy", "--name", "whole"]);
+    home.ok(["template", "promote", "whole", "ready"]);
+    assert_told!(home.run(["template", "promote", "whole", "ready"]).told(), @r"
+    error: template `ready` is there already, and is something else
+    hint: choose another name, or `forkpoint template rm` the one that is there
+    exit code 4
+    ");
+}
+
 /// A rollback puts a sandbox on what the snapshot lay on, whatever it was made from.
 #[test]
 fn a_template_stays_while_anything_lies_on_it() {

@@ -1,19 +1,19 @@
 //! On a terminal: raw mode that ends, sizes, questions.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{Read as _, Write as _},
     os::fd::OwnedFd,
     process::Stdio,
 };
 
 use rustix::{
-    process::Signal,
+    process::{Signal, kill_process},
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
     termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
 };
 
-use crate::harness::{Holder, Home, Started, signal};
+use crate::harness::{Holder, Home, Started, ended, signal};
 
 struct Terminal {
     master: File,
@@ -44,8 +44,8 @@ impl Terminal {
         Started::spawn(home.command(args).stdin(side()).stdout(side()).stderr(side()))
     }
 
-    /// Reads until `text` was printed since the last time.
-    fn await_text(&mut self, text: &str) {
+    /// Reads until `text` was printed since the last time, and answers with all until then.
+    fn await_text(&mut self, text: &str) -> String {
         while !self.seen.contains(text) {
             let mut buffer = [0; 1024];
             let len = self.master.read(&mut buffer).expect("a terminal");
@@ -53,7 +53,7 @@ impl Terminal {
             self.seen.push_str(&String::from_utf8_lossy(&buffer[..len]));
         }
         let end = self.seen.find(text).expect("a terminal") + text.len();
-        self.seen.drain(..end);
+        self.seen.drain(..end).collect()
     }
 
     fn type_in(&mut self, text: &str) {
@@ -158,6 +158,48 @@ fn what_takes_long_gives_a_sign_of_life() {
     terminal.await_text("finishing…");
     signal(&child, Signal::INT);
     assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn a_copy_of_unknown_length_tells_how_far_it_has_come() {
+    let home = Home::with_web();
+    let mut terminal = Terminal::open();
+    let side = || Stdio::from(OwnedFd::from(terminal.slave.try_clone().expect("a terminal")));
+    let mut command = home.command(["cp", "-", "web:/srv/fed"]);
+    let mut child = Started::spawn(command.stdin(Stdio::piped()).stdout(side()).stderr(side()));
+    let mut stdin = child.stdin.take().expect("its input");
+    stdin.write_all(&vec![7; 3 << 20]).expect("it is read");
+    terminal.await_text("copying ·");
+    terminal.await_text("  3.0 MiB");
+    drop(stdin);
+    terminal.await_text("copied 1 files, 3.0 MiB");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    assert_eq!(home.sh("web", "wc -c < /srv/fed").trim(), (3 << 20).to_string());
+}
+
+/// Whoever opens files inside stands still meanwhile.
+#[test]
+fn a_copy_tells_its_part_on_a_terminal_and_to_nobody_else() {
+    let home = Home::with_web();
+    let file = home.path().join("file");
+    fs::write(&file, "content").expect("a file");
+    let file = file.to_str().expect("text");
+    let init = home.init_of(home.ok(["ps", "-q"]).id());
+    let (mut terminal, mut quiet) = (Terminal::open(), Terminal::open());
+    kill_process(init, Signal::STOP).expect("it stands still");
+    let in_script = home.start(["cp", file, "web:/srv/a"]);
+    let mut silent = quiet.start(&home, &["--no-progress", "cp", file, "web:/srv/b"]);
+    let mut child = terminal.start(&home, &["cp", file, "web:/srv/c"]);
+    terminal.await_text("copying ·");
+    terminal.await_text(" 7 B of 7 B, 100 %");
+    kill_process(init, Signal::CONT).expect("it goes on");
+    terminal.await_text("copied 1 files, 7 B");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    let before = quiet.await_text("copied 1 files");
+    assert_eq!(before, "copied 1 files");
+    assert_eq!(silent.wait().unwrap().code(), Some(0));
+    let run = ended(in_script);
+    assert_eq!((run.code, run.stderr.as_str()), (Some(0), ""));
 }
 
 #[test]

@@ -22,3 +22,23 @@ fn nothing_is_taken_twice_and_the_id_is_that_of_the_one_that_holds_it() {
     home.ok(["snapshot", "web"]);
     assert_eq!(home.ok(["list", "-q"]).stdout.lines().count(), 3, "only where it is asked for");
 }
+
+#[test]
+fn what_was_to_be_written_on_it_is_told_as_lost() {
+    let home = Home::with_web();
+    home.ok(["snapshot", "web", "-m", "the first"]);
+    let skip = ["snapshot", "web", "--skip-unchanged", "-m", "again", "--label", "a=1"];
+    let skipped = home.ok(skip);
+    assert_told!(skipped.told(), @r"
+    [snp]
+    nothing was taken: nothing changed since `[snp]`
+    warning: not kept: --description, --label; `forkpoint edit [snp]` changes what it says
+    exit code 0
+    ");
+    let json = home.ok(skip.iter().chain(&["--json"]));
+    assert!(json.stderr.contains("not kept: --description, --label"), "{json:?}");
+    home.ok(["edit", skipped.id(), "-m", "again", "--label", "a=1"]);
+    assert_eq!(home.ok(["show", "web@latest", "--json"]).json()["description"], "again");
+    home.sh("web", "echo more > /srv/more");
+    assert!(!home.ok(skip).stderr.contains("not kept"), "it was taken");
+}

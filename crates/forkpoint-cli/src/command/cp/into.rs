@@ -6,13 +6,11 @@ use std::{
     io::{self, Read as _},
     os::unix::{ffi::OsStrExt as _, fs::MetadataExt as _},
     path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::Arc,
 };
 
 use bytes::Bytes;
+use forkpoint_backends::image::Progress;
 use forkpoint_core::{
     Error,
     driver::{FileKind, NewEntry, Sandbox, WriteMode},
@@ -50,12 +48,13 @@ pub(super) async fn copy(
     from: &Side,
     to: &Place,
     recursive: bool,
+    progress: &Progress,
 ) -> Result<Copied, Failure> {
     let about = || About::Sandbox(to.reference.clone());
     let failed = |err| Failure::new(err, about());
     let look = app.engine.look(&to.reference).await.map_err(failed)?;
     let sandbox = app.engine.attach(&to.reference).await.map_err(failed)?;
-    let copier = Copier { look, sandbox };
+    let copier = Copier { look, sandbox, progress: progress.clone() };
     let copied = match from {
         Side::Here(path) => copier.copy(path, &to.path, recursive).await,
         _ => copier.feed(&to.path).await,
@@ -66,6 +65,7 @@ pub(super) async fn copy(
 struct Copier {
     look: Look,
     sandbox: Arc<dyn Sandbox>,
+    progress: Progress,
 }
 
 impl Copier {
@@ -78,6 +78,10 @@ impl Copier {
         if meta.is_dir() && !recursive {
             let path = from.display();
             return Err(Error::invalid(format!("`{path}` is a directory: give `-r`")));
+        }
+        if meta.is_file() {
+            // How much is in a directory is known when all of it was seen.
+            self.progress.expect(meta.len());
         }
         let content = meta.is_dir() && means_content(from);
         let to = self.target(from, to, meta.is_dir(), content).await?;
@@ -207,6 +211,8 @@ impl Copier {
     }
 
     async fn send(&self, to: &SandboxPath, bytes: ByteStream) -> Result<(), Error> {
+        let progress = self.progress.clone();
+        let bytes = bytes.inspect_ok(move |chunk| progress.pass(chunk.len() as u64)).boxed();
         let written = self.sandbox.write(to, bytes, WriteMode::Replace).await;
         written.context(|| format!("failed to write `{to}` in {}", self.look.title()))
     }
@@ -221,13 +227,8 @@ impl Copier {
             Some(spot) => spot.path,
             None => self.new_name(to).await?,
         };
-        let count = Arc::new(AtomicU64::new(0));
-        let counted = Arc::clone(&count);
-        let bytes = standard_input().inspect_ok(move |chunk| {
-            counted.fetch_add(chunk.len() as u64, Ordering::Relaxed);
-        });
-        self.send(&to, bytes.boxed()).await?;
-        Ok(Copied { files: 1, bytes: count.load(Ordering::Relaxed), ..Copied::default() })
+        self.send(&to, standard_input()).await?;
+        Ok(Copied { files: 1, bytes: self.progress.passed_bytes(), ..Copied::default() })
     }
 }
 

@@ -9,6 +9,7 @@ use std::{
     path::Path,
 };
 
+use forkpoint_backends::image::Progress;
 use forkpoint_core::{
     Error, ErrorKind,
     driver::{FileFacts, FileKind},
@@ -34,6 +35,7 @@ pub(super) async fn copy(
     from: &Place,
     to: &Path,
     recursive: bool,
+    progress: &Progress,
 ) -> Result<Copied, Failure> {
     let about = || About::Source(from.reference.clone());
     let look = app.engine.look(&from.reference).await;
@@ -47,7 +49,12 @@ pub(super) async fn copy(
         let path = from.path.display();
         return Err(Error::invalid(format!("`{path}` is a directory: give `-r`")).into());
     }
-    let mut copier = Copier { look: &look, copied: Copied::default(), closed: Vec::new() };
+    if spot.facts.kind == FileKind::File {
+        // How much is in a directory is known when all of it was seen.
+        progress.expect(spot.facts.len_bytes);
+    }
+    let copied = Copied::default();
+    let mut copier = Copier { look: &look, progress, copied, closed: Vec::new() };
     copier.copy(&from.path, &spot, to).await?;
     for (directory, mode) in &copier.closed {
         directory.set_mode(*mode)?;
@@ -57,6 +64,7 @@ pub(super) async fn copy(
 
 struct Copier<'a> {
     look: &'a Look,
+    progress: &'a Progress,
     copied: Copied,
     /// Directories that nobody may write into, once everything is in them.
     closed: Vec<(Here, u32)>,
@@ -157,6 +165,7 @@ impl Copier<'_> {
         while let Some(chunk) = bytes.try_next().await.map_err(failed)? {
             new.write(&chunk)?;
             self.copied.bytes += chunk.len() as u64;
+            self.progress.pass(chunk.len() as u64);
         }
         new.finish(name, facts.mode & MODE)
     }
