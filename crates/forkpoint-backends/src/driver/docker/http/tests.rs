@@ -60,7 +60,7 @@ fn what_is_cut_short_or_odd_is_an_error() {
 #[test]
 fn what_an_engine_says_no_with_is_told() {
     let answer =
-        b"HTTP/1.1 409 Conflict\r\nContent-Length: 24\r\n\r\n{\"message\":\"it is taken\"}";
+        b"HTTP/1.1 409 Conflict\r\nContent-Length: 25\r\n\r\n{\"message\":\"it is taken\"}";
     let err = ask(answer, false).unwrap_err();
     assert_eq!((err.status(), err.to_string().as_str()), (Some(409), "it is taken"));
     let err = ask(b"HTTP/1.1 500 Oh\r\n\r\n", false).unwrap_err();
