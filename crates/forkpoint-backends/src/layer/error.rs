@@ -33,6 +33,10 @@ pub enum LayerError {
     #[error("`{path}` changed while it was captured")]
     Changed { path: PathBuf },
 
+    /// From the root of what was looked at, wherever it really lies.
+    #[error("`{path}` may not be read")]
+    Unreadable { path: PathBuf },
+
     #[error("a manifest is damaged: {reason}")]
     Manifest { reason: &'static str },
 
@@ -43,6 +47,17 @@ pub enum LayerError {
         #[source]
         source: io::Error,
     },
+}
+
+impl LayerError {
+    /// Whether whoever runs this has no right to look there.
+    pub(crate) fn is_denied(&self) -> bool {
+        match self {
+            Self::Io { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
+            Self::Unreadable { .. } => true,
+            _ => false,
+        }
+    }
 }
 
 /// A failure that does not know its path yet: the walk that met it does.
