@@ -145,7 +145,7 @@ impl From<DriverError> for Error {
             | DriverError::TemplateTaken { .. } => ErrorKind::Conflict,
             DriverError::Template(err) => err.kind(),
             DriverError::Invalid { .. } | DriverError::CommandRefused { .. } => ErrorKind::Invalid,
-            DriverError::Foreign { .. } => ErrorKind::Denied,
+            DriverError::Foreign { .. } | DriverError::Unreadable { .. } => ErrorKind::Denied,
             DriverError::Unsupported { .. }
             | DriverError::KindUnavailable { .. }
             | DriverError::LimitUnavailable { .. } => ErrorKind::Unsupported,

@@ -76,6 +76,14 @@ pub fn diff(spec: &DiffSpec) -> LayerResult<ViewDiff> {
     Ok(found)
 }
 
+/// Where a directory that may not be read really lies helps nobody.
+fn told(err: LayerError, path: PathBuf) -> LayerError {
+    match err.is_denied() {
+        true => LayerError::Unreadable { path },
+        false => err,
+    }
+}
+
 fn is_root(part: &Component) -> bool {
     *part == Component::RootDir
 }
@@ -108,7 +116,8 @@ impl Comparer<'_> {
         let mut way = vec![self.compare_here(Inside { from: true, to: true })?];
         while let Some(directory) = way.last_mut() {
             if let Some((name, before, after)) = directory.pending.pop() {
-                way.push(self.enter(&name, before, after)?);
+                let path = self.path.join(OsStr::from_bytes(name.to_bytes()));
+                way.push(self.enter(&name, before, after).map_err(|err| told(err, path))?);
             } else if let Some(done) = way.pop() {
                 self.leave(done.inside)?;
             }

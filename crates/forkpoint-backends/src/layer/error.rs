@@ -42,6 +42,10 @@ pub enum LayerError {
     #[error("what an engine sent of `{what}` cannot be kept: {reason}")]
     Archive { what: String, reason: String },
 
+    /// From the root of what was looked at, wherever it really lies.
+    #[error("`{path}` may not be read")]
+    Unreadable { path: PathBuf },
+
     #[error("a manifest is damaged: {reason}")]
     Manifest { reason: &'static str },
 
@@ -52,6 +56,17 @@ pub enum LayerError {
         #[source]
         source: io::Error,
     },
+}
+
+impl LayerError {
+    /// Whether whoever runs this has no right to look there.
+    pub(crate) fn is_denied(&self) -> bool {
+        match self {
+            Self::Io { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
+            Self::Unreadable { .. } => true,
+            _ => false,
+        }
+    }
 }
 
 /// A failure that does not know its path yet: the walk that met it does.

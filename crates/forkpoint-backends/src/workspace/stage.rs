@@ -27,7 +27,7 @@ use super::{
     host::{HostDir, Way, beneath, is_dir},
     plan::{Plan, Step, Want, home_mode},
 };
-use crate::layer::{copy_bytes, remove_tree, unique_name};
+use crate::layer::{LayerError, copy_bytes, remove_tree, unique_name};
 
 const PREFIX: &str = ".forkpoint-apply";
 const MARK: &str = "mark";
@@ -128,6 +128,9 @@ impl<'a> Staging<'a> {
             match filling.put(step) {
                 Err(WorkspaceError::Io { operation, source, .. }) => {
                     return Err(WorkspaceError::Io { operation, path: make(), source });
+                }
+                Err(WorkspaceError::Layer(err)) if err.is_denied() => {
+                    return Err(LayerError::Unreadable { path: make() }.into());
                 }
                 result => result?,
             }

@@ -96,6 +96,12 @@ pub enum DriverError {
         source: io::Error,
     },
 
+    /// Files of a sandbox or of a workspace that are somebody else's, or that nobody may read.
+    #[error(
+        "`{path}` cannot be read by the user that runs this: `chmod` it, in the sandbox and on the host"
+    )]
+    Unreadable { path: PathBuf },
+
     #[error("the artifact of snapshot `{snapshot}` is damaged: {reason}")]
     Damaged { snapshot: SnapshotId, reason: String },
 }

@@ -66,7 +66,7 @@ impl Host {
             let ((from, from_held), (to, to_held)) = (self.view(from)?, self.view(to)?);
             let found = diff(&DiffSpec { from: &from, to: &to, under: &under });
             if self.is_there(&from_held)? && self.is_there(&to_held)? {
-                let found = found.map_err(layer_error("compare files"))?;
+                let found = found.map_err(compare_error)?;
                 let changes = found.changes.into_iter().map(change).collect();
                 return Ok(FileDiff { changes, too_deep: found.too_deep });
             }
@@ -155,6 +155,15 @@ impl Host {
     }
 }
 
+fn compare_error(err: LayerError) -> DriverError {
+    match err {
+        LayerError::Unreadable { path } => {
+            DriverError::Unreadable { path: Path::new("/").join(path) }
+        }
+        err => failed("compare files")(err),
+    }
+}
+
 fn is_pin(tree: &Path) -> bool {
     let name = tree.parent().and_then(Path::file_name).and_then(OsStr::to_str);
     name.and_then(|name| name.parse::<LayerName>().ok()).is_some_and(|name| name.is_pin())
@@ -192,6 +201,7 @@ impl LocalTree {
 fn told(err: LayerError, path: &SandboxPath) -> DriverError {
     let path = path.as_path().to_owned();
     match err {
+        err if err.is_denied() => DriverError::Unreadable { path },
         LayerError::Io { operation, source, .. } => DriverError::Io { operation, path, source },
         LayerError::Changed { .. } => {
             let source = io::Error::other("it changed meanwhile");

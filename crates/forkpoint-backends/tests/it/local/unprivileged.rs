@@ -24,4 +24,5 @@ fn workspaces_are_changed_and_brought_home_without_root() {
     let helper = user.bring(&helper());
     let text = user.run(&["local::workspace::"], &[(HELPER, helper.as_os_str())]);
     assert!(text.contains("every_kind_of_change_comes_home ... ok"), "{text}");
+    assert!(text.contains("cannot_be_read_is_named_and_nothing_is_applied ... ok"), "{text}");
 }

@@ -31,6 +31,7 @@ mod hostile;
 mod live;
 mod property;
 mod room;
+mod unreadable;
 
 pub(super) const MODES: [WorkspaceMode; 2] = [WorkspaceMode::Live, WorkspaceMode::Copy];
 

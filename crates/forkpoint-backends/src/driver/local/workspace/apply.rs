@@ -15,7 +15,7 @@ use crate::{
         look::Held,
         template::Base,
     },
-    layer::{Layer, LayerName, LayerView, ViewLevel, ViewMount},
+    layer::{Layer, LayerError, LayerName, LayerView, ViewLevel, ViewMount},
     workspace::{ApplySpec, Line, WorkspaceError, apply},
 };
 
@@ -206,6 +206,7 @@ fn apply_error(err: WorkspaceError) -> DriverError {
         WorkspaceError::Io { operation, path, source } => {
             DriverError::Io { operation, path, source }
         }
+        WorkspaceError::Layer(LayerError::Unreadable { path }) => DriverError::Unreadable { path },
         WorkspaceError::Layer(err) => failed("look at files")(err),
     }
 }

@@ -3,7 +3,7 @@
 //! The copy is a layer that only the sandbox knows, until its first snapshot takes it over. A file in
 //! the sandbox's directory names it before it is made, so that whoever clears up after a crash finds it.
 
-use std::{fs, path::Path};
+use std::{fs, io, path::Path};
 
 use forkpoint_core::{
     driver::{DriverError, DriverResult},
@@ -84,6 +84,9 @@ fn explained(operation: &'static str) -> impl FnOnce(LayerError) -> DriverError 
             "`{}` changed while the workspace was copied: try again when nobody writes there",
             path.display()
         )),
+        LayerError::Io { path, source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+            DriverError::Unreadable { path }
+        }
         LayerError::Unsupported { .. } => invalid(err.to_string()),
         err => layer_error(operation)(err),
     }
