@@ -1,0 +1,318 @@
+//! Capturing a tree of processes: it stands still, is read, and goes on.
+//!
+//! ```text
+//!   freeze ─► look from outside ─► ask by scripts ─► open files ─► refuse? ─► pages ─► moment ─► thaw
+//! ```
+//!
+//! What cannot be captured is refused before pages are copied. The caller's own moment, in which nothing
+//! of the tree runs, is where files are sealed. The image is written when the tree runs again.
+
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    io,
+    path::Path,
+    time::Duration,
+};
+
+use crate::{
+    arch,
+    coverage::{Findings, Whose},
+    error::{Doing as _, Error, Result},
+    freeze::{Frozen, Held, Tree, freeze},
+    image::{self, ImageId, Life, Machine, Process, Snapshot},
+    sys::{self, Deadline, ptrace},
+    track::Tracker,
+};
+
+mod files;
+pub(crate) mod maps;
+pub(crate) mod memory;
+pub(crate) mod proc;
+mod socket;
+mod task;
+mod terminal;
+
+use self::{
+    files::Files,
+    memory::Pages,
+    proc::{Stat, Status},
+    task::{Common, Draft, Questions},
+};
+
+/// How a capture is made.
+#[derive(Clone, Copy, Debug)]
+pub struct CaptureSpec {
+    /// How long the tree may take to stand still.
+    pub patience: Duration,
+}
+
+impl Default for CaptureSpec {
+    fn default() -> Self {
+        Self { patience: Duration::from_secs(3) }
+    }
+}
+
+/// A capture that is not written yet.
+#[derive(Debug)]
+pub struct Captured {
+    pub snapshot: Snapshot,
+    /// How long the tree stood still.
+    pub pause: Duration,
+    pub(crate) pages: Pages,
+    parent: Option<ImageId>,
+}
+
+impl Captured {
+    /// Writes it as the directory `path`, which must not exist; with `sync` it survives a power cut.
+    pub fn write(&self, path: &Path, sync: bool) -> Result<ImageId> {
+        Ok(image::write(path, self.parent, &self.snapshot, &self.pages.blocks, sync)?)
+    }
+
+    /// What it must be kept with.
+    #[must_use]
+    pub fn parent(&self) -> Option<ImageId> {
+        self.parent
+    }
+
+    #[must_use]
+    pub fn pages_len_bytes(&self) -> u64 {
+        self.pages.len()
+    }
+}
+
+/// Captures everything. `moment` is called while all of it stands.
+pub fn capture(
+    tree: &Tree,
+    spec: &CaptureSpec,
+    moment: impl FnOnce() -> io::Result<()>,
+) -> Result<Captured> {
+    run(tree, spec, None, moment)
+}
+
+impl Tracker {
+    /// Captures what was written since the last image that was [noted](Self::note), or everything.
+    pub fn capture(
+        &mut self,
+        tree: &Tree,
+        spec: &CaptureSpec,
+        moment: impl FnOnce() -> io::Result<()>,
+    ) -> Result<Captured> {
+        let result = run(tree, spec, Some(self), moment);
+        if result.is_err() {
+            // What was asked is not told a second time.
+            self.forget();
+        }
+        result
+    }
+}
+
+fn run(
+    tree: &Tree,
+    spec: &CaptureSpec,
+    tracker: Option<&mut Tracker>,
+    moment: impl FnOnce() -> io::Result<()>,
+) -> Result<Captured> {
+    let start = sys::now();
+    let deadline = Deadline::after(spec.patience);
+    let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
+    let result = read(tree, &mut frozen, tracker).and_then(|captured| {
+        moment().system("do what was to be done meanwhile")?;
+        Ok(captured)
+    });
+    frozen.thaw();
+    let pause = sys::now().saturating_sub(start);
+    result.map(|captured| Captured { pause, ..captured })
+}
+
+fn read(tree: &Tree, frozen: &mut Frozen, mut tracker: Option<&mut Tracker>) -> Result<Captured> {
+    let mut findings = Findings::default();
+    let common = Common::of(tree.init).doing("read the namespaces", tree.init)?;
+    let mut drafts = Vec::with_capacity(frozen.processes.len());
+    for held in &mut frozen.processes {
+        let draft = task::look(held, &common, &mut findings);
+        drafts.push(draft.doing("read the state", held.pid)?);
+    }
+    let inside: HashMap<i32, i32> = frozen
+        .processes
+        .iter()
+        .zip(&drafts)
+        .map(|(held, draft)| (held.pid, draft.whose.pid))
+        .collect();
+    check_sharing(tree, frozen, &drafts, &mut findings)?;
+    let mut files = Files::new(tree.init, inside.clone()).doing("open the root", tree.init)?;
+    for (held, draft) in frozen.processes.iter().zip(&mut drafts) {
+        files.add(held, draft, &mut findings).doing("read open files", held.pid)?;
+    }
+    files.check_pipes(&mut findings).system("look at pipes")?;
+    let dead = dead(frozen, &inside)?;
+    findings.verdict()?;
+
+    let mut findings = Findings::default();
+    ask(frozen, &mut drafts, tracker.as_deref_mut(), &mut findings)?;
+    findings.verdict()?;
+    let parent = tracker.as_deref_mut().and_then(Tracker::take_base);
+    let mut pages = Pages::default();
+    for (held, draft) in frozen.processes.iter_mut().zip(&mut drafts) {
+        let copied = copy(held, draft, tracker.as_deref_mut(), parent.is_some(), &mut pages);
+        copied.doing("copy the memory", held.pid)?;
+    }
+    let machine = machine(&drafts).system("look at this machine")?;
+    let mut processes = processes(drafts, &inside);
+    processes.extend(dead);
+    let snapshot = Snapshot { machine, processes, files: files.files };
+    Ok(Captured { snapshot, pause: Duration::ZERO, pages, parent })
+}
+
+fn check_sharing(
+    tree: &Tree,
+    frozen: &Frozen,
+    drafts: &[Draft],
+    findings: &mut Findings,
+) -> Result<()> {
+    for (held, draft) in frozen.processes.iter().zip(drafts) {
+        if draft.parent_outside == tree.init {
+            continue;
+        }
+        match sys::task::shares(held.pid, draft.parent_outside) {
+            Ok(None) => {}
+            Ok(Some(what)) => {
+                let thing = format!("{what} in common with its parent");
+                findings.refuse(&draft.whose, thing, "only threads may share it");
+            }
+            Err(err) if err.raw_os_error() == Some(libc::ESRCH) => {}
+            Err(err) => return Err(err).doing("compare the parts", held.pid),
+        }
+    }
+    Ok(())
+}
+
+/// Has every task tell what only it knows, all of them at once.
+fn ask(
+    frozen: &mut Frozen,
+    drafts: &mut [Draft],
+    mut tracker: Option<&mut Tracker>,
+    findings: &mut Findings,
+) -> Result<()> {
+    let mut asked = Vec::new();
+    for (held, draft) in frozen.processes.iter_mut().zip(&*drafts) {
+        let reins = draft.reins.clone().ok_or(Error::Ended { pid: held.pid })?;
+        let uffd = tracker.as_deref_mut().is_some_and(|tracker| tracker.wants(held.pid));
+        let all = open_and_start(held, draft, reins, uffd);
+        asked.push(all.doing("lead the steps", held.pid)?);
+    }
+    for ((held, draft), questions) in frozen.processes.iter_mut().zip(drafts).zip(&asked) {
+        let uffd = hear(held, draft, questions, findings).doing("hear the answers", held.pid)?;
+        if let (Some(number), Some(tracker)) = (uffd, tracker.as_deref_mut()) {
+            tracker.adopt(held, number).doing("track the memory", held.pid)?;
+        }
+    }
+    Ok(())
+}
+
+fn open_and_start(
+    held: &mut Held,
+    draft: &Draft,
+    reins: crate::hand::Reins,
+    uffd: bool,
+) -> io::Result<Vec<Questions>> {
+    held.open(reins)?;
+    let mut all = Vec::with_capacity(held.tasks.len());
+    for index in 0..held.tasks.len() {
+        let questions = Questions::new(held, index, &draft.alive, uffd && index == 0)?;
+        held.start(index, questions.script())?;
+        all.push(questions);
+    }
+    Ok(all)
+}
+
+fn hear(
+    held: &mut Held,
+    draft: &mut Draft,
+    questions: &[Questions],
+    findings: &mut Findings,
+) -> io::Result<Option<i32>> {
+    let mut uffd = None;
+    for (index, questions) in questions.iter().enumerate() {
+        let outcome = held.finish(index, questions.script())?;
+        questions.answer_thread(&outcome, &mut draft.alive.threads[index])?;
+        if index == 0 {
+            let Draft { whose, alive, .. } = draft;
+            uffd = questions.answer_process(&outcome, alive, whose, findings)?;
+        }
+    }
+    Ok(uffd)
+}
+
+fn copy(
+    held: &mut Held,
+    draft: &mut Draft,
+    tracker: Option<&mut Tracker>,
+    has_base: bool,
+    pages: &mut Pages,
+) -> io::Result<()> {
+    let pid = held.pid;
+    let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
+    let memory = File::open(format!("/proc/{pid}/mem"))?;
+    match tracker {
+        Some(tracker) => {
+            tracker.copy(held, &mut draft.alive.mappings, has_base, &pagemap, &memory, pages)
+        }
+        None => draft.alive.mappings.iter_mut().try_for_each(|mapping| {
+            let range = (mapping.start, mapping.end);
+            mapping.pages = memory::populated(&pagemap, mapping, range)?;
+            let wanted = mapping.pages.clone();
+            pages.copy(pid, &memory, mapping, &wanted)
+        }),
+    }
+}
+
+fn dead(frozen: &Frozen, inside: &HashMap<i32, i32>) -> Result<Vec<Process>> {
+    const EXIT_STATUS: usize = 52;
+    let mut all = Vec::new();
+    for (pid, parent) in &frozen.dead {
+        let stat = match Stat::of(*pid) {
+            Ok(stat) if stat.state() == "Z" => stat,
+            // It ended between two looks; who waits for it is told by its parent's next look.
+            _ => return Err(Error::Ended { pid: *pid }),
+        };
+        let status = Status::of(*pid, *pid).doing("read the state", *pid)?;
+        let number = |key| status.last(key).doing("read the numbers", *pid);
+        all.push(Process {
+            pid: number("NSpid")?,
+            parent: inside.get(parent).copied().unwrap_or(1),
+            group: number("NSpgid")?,
+            session: number("NSsid")?,
+            name: status.text("Name").to_owned(),
+            life: Life::Dead { status: stat.number(EXIT_STATUS) as i32 },
+        });
+    }
+    Ok(all)
+}
+
+fn processes(drafts: Vec<Draft>, inside: &HashMap<i32, i32>) -> Vec<Process> {
+    let process = |draft: Draft| {
+        let Draft { whose: Whose { pid, name }, parent_outside, group, session, alive, .. } = draft;
+        let parent = inside.get(&parent_outside).copied().unwrap_or(1);
+        Process { pid, parent, group, session, name, life: Life::Alive(Box::new(alive)) }
+    };
+    drafts.into_iter().map(process).collect()
+}
+
+fn machine(drafts: &[Draft]) -> io::Result<Machine> {
+    let first = drafts.first().and_then(|draft| draft.alive.threads.first());
+    let features = first.map_or(0, |thread| arch::features(&thread.extended.0));
+    Ok(Machine { features, ..this_machine()? })
+}
+
+/// All but the processor's features, which a process tells.
+pub(crate) fn this_machine() -> io::Result<Machine> {
+    let system = rustix::system::uname();
+    let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
+    Ok(Machine {
+        arch: arch::NAME.to_owned(),
+        kernel: format!("{} {}", text(system.release()), text(system.version())),
+        boot: fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned(),
+        features: 0,
+    })
+}

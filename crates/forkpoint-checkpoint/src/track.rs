@@ -1,0 +1,182 @@
+//! Which pages were written since the last image.
+//!
+//! A process makes a userfaultfd for us and forgets it; with it, the kernel notes writes without asking
+//! anybody. What is no longer noted (memory that was mapped anew, another program) is captured in full.
+
+use std::{collections::HashMap, fs::File, io, os::fd::OwnedFd};
+
+use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
+
+use crate::{
+    dump::{
+        memory::{Pages, populated},
+        proc::Stat,
+    },
+    freeze::Held,
+    image::{ImageId, Mapping, MappingKind},
+    ranges::{self, Range},
+    sys::memory::{self, WRITTEN_SINCE},
+};
+
+const WRITE: u32 = 2;
+const START_TIME: usize = 22;
+/// Above so many ranges, asking once for the whole mapping is faster than for each.
+const RANGES_FEW: usize = 64;
+
+/// Remembers a tree between captures. One that is dropped, or whose image was not noted, costs a
+/// full capture the next time, and nothing else.
+#[derive(Debug, Default)]
+pub struct Tracker {
+    base: Option<ImageId>,
+    processes: HashMap<i32, Tracked>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Tracked {
+    /// The number of a process is used again.
+    started: u64,
+    pub(crate) uffd: OwnedFd,
+    pub(crate) mappings: Vec<Mapping>,
+}
+
+impl Tracker {
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The last capture was written as this image: the next may lie over it.
+    pub fn note(&mut self, id: ImageId) {
+        self.base = Some(id);
+    }
+
+    pub(crate) fn forget(&mut self) {
+        self.base = None;
+        self.processes.clear();
+    }
+
+    pub(crate) fn take_base(&mut self) -> Option<ImageId> {
+        self.base.take()
+    }
+
+    pub(crate) fn base(&self) -> Option<ImageId> {
+        self.base
+    }
+
+    pub(crate) fn tracked(&self, pid: i32) -> Option<&Tracked> {
+        let tracked = self.processes.get(&pid)?;
+        (started(pid).ok()? == tracked.started).then_some(tracked)
+    }
+
+    /// Whether a process must make us a userfaultfd.
+    pub(crate) fn wants(&self, pid: i32) -> bool {
+        self.tracked(pid).is_none()
+    }
+
+    /// Takes the userfaultfd that the process made, and closes it there.
+    pub(crate) fn adopt(&mut self, held: &mut Held, number: i32) -> io::Result<()> {
+        let uffd = pidfd_getfd(&held.pidfd, number, PidfdGetfdFlags::empty())?;
+        let mut script = held.script(0, 0);
+        script.call(libc::SYS_close, &[number as u64]);
+        held.run(0, &script)?.result(0)?;
+        memory::track_writes(&uffd)?;
+        let started = started(held.pid)?;
+        self.processes.insert(held.pid, Tracked { started, uffd, mappings: Vec::new() });
+        Ok(())
+    }
+
+    /// Copies what changed since the base, or all where that is not known, and tracks it from now on.
+    pub(crate) fn copy(
+        &mut self,
+        held: &Held,
+        mappings: &mut [Mapping],
+        has_base: bool,
+        pagemap: &File,
+        memory: &File,
+        pages: &mut Pages,
+    ) -> io::Result<()> {
+        let pid = held.pid;
+        let Some(tracked) = self.processes.get_mut(&pid) else {
+            return Err(io::Error::other("it is not tracked"));
+        };
+        for mapping in &mut *mappings {
+            let known = has_base.then(|| tracked.known(mapping)).flatten();
+            let wanted = match known.and_then(|known| changed(pagemap, mapping, known).transpose())
+            {
+                Some(wanted) => wanted?,
+                None => {
+                    mapping.pages = populated(pagemap, mapping, (mapping.start, mapping.end))?;
+                    tracked.begin(mapping, pagemap)?;
+                    mapping.pages.clone()
+                }
+            };
+            pages.copy(pid, memory, mapping, &wanted)?;
+        }
+        tracked.mappings = mappings.to_vec();
+        Ok(())
+    }
+}
+
+fn started(pid: i32) -> io::Result<u64> {
+    Ok(Stat::of(pid)?.number(START_TIME))
+}
+
+/// What is written to through a mapping: the rest is cheap to capture in full.
+pub(crate) fn is_trackable(mapping: &Mapping) -> bool {
+    match mapping.kind {
+        MappingKind::Anonymous { .. } => mapping.access != 0,
+        MappingKind::Private { .. } => mapping.access & WRITE != 0,
+        MappingKind::Shared { .. } => false,
+    }
+}
+
+impl Tracked {
+    fn known(&self, mapping: &Mapping) -> Option<&Mapping> {
+        let index = self.mappings.binary_search_by_key(&mapping.start, |known| known.start).ok()?;
+        let known = &self.mappings[index];
+        let same = known.end == mapping.end && known.kind == mapping.kind && is_trackable(mapping);
+        (same && is_trackable(known)).then_some(known)
+    }
+
+    /// From now on, writes are noted.
+    pub(crate) fn begin(&self, mapping: &Mapping, pagemap: &File) -> io::Result<()> {
+        if !is_trackable(mapping) {
+            return Ok(());
+        }
+        memory::track_range(&self.uffd, mapping.start, mapping.end)?;
+        let mut all = Vec::new();
+        memory::scan(pagemap, (mapping.start, mapping.end), &WRITTEN_SINCE, &mut all)
+    }
+}
+
+/// Ranges of a mapping that were written or thrown away since, and are noted from now on again. `None`: that
+/// is not known any more.
+pub(crate) fn written(pagemap: &File, range: Range) -> io::Result<Option<Vec<Range>>> {
+    let mut written = Vec::new();
+    match memory::scan(pagemap, range, &WRITTEN_SINCE, &mut written) {
+        Ok(()) => Ok(Some(written)),
+        Err(err) if err.raw_os_error() == Some(libc::EPERM) => Ok(None),
+        Err(err) => Err(err),
+    }
+}
+
+/// Sets the pages of a mapping, and returns which of them changed.
+fn changed(
+    pagemap: &File,
+    mapping: &mut Mapping,
+    known: &Mapping,
+) -> io::Result<Option<Vec<Range>>> {
+    let range = (mapping.start, mapping.end);
+    let Some(written) = written(pagemap, range)? else { return Ok(None) };
+    let changed = if written.len() > RANGES_FEW {
+        ranges::both(&populated(pagemap, mapping, range)?, &written)
+    } else {
+        let mut changed = Vec::new();
+        for range in &written {
+            changed.extend(populated(pagemap, mapping, *range)?);
+        }
+        changed
+    };
+    mapping.pages = ranges::either(&ranges::without(&known.pages, &written), &changed);
+    Ok(Some(changed))
+}
