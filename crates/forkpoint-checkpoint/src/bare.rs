@@ -28,12 +28,14 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
+    CaptureSpec, Tree, capture,
     image::Chain,
     restore::Plan,
     sys::{self, task},
 };
 
 const ASKED: &str = "forkpoint-bare-sandbox";
+const CAPTURE: &str = "forkpoint-bare-capture";
 const OUTSIDE: u32 = 100_000;
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -111,11 +113,31 @@ impl Drop for Bare {
 /// Becomes a launcher if that is what this process was started for. To be called first in `main`.
 pub fn run_if_asked() {
     let mut args = std::env::args().skip(1);
-    if args.next().as_deref() != Some(ASKED) {
-        return;
+    match args.next().as_deref() {
+        Some(ASKED) => {}
+        Some(CAPTURE) => capture_and_die(args),
+        _ => return,
     }
     let spec = args.next().and_then(|text| serde_json::from_str::<BareSpec>(&text).ok());
     let result = spec.ok_or(io::ErrorKind::InvalidInput.into()).and_then(|spec| launch(&spec));
+    if let Err(err) = &result {
+        println!("{}", told(err));
+    }
+    std::process::exit(i32::from(result.is_err()));
+}
+
+/// Captures the tree below the process that the first argument names, and is killed after as many steps as
+/// the second says, if it takes as many.
+fn capture_and_die(mut args: impl Iterator<Item = String>) -> ! {
+    let mut number = || args.next().and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
+    let (init, _steps) = (number() as i32, number());
+    #[cfg(debug_assertions)]
+    sys::STEPS_LEFT.store(_steps, std::sync::atomic::Ordering::Relaxed);
+    let result = capture(&Tree::below(init), &CaptureSpec::default(), || Ok(()));
+    let result = result.and_then(|captured| match args.next() {
+        Some(path) => captured.write(Path::new(&path), false).map(drop),
+        None => Ok(()),
+    });
     if let Err(err) = &result {
         println!("{}", told(err));
     }
@@ -141,6 +163,7 @@ fn launch(spec: &BareSpec) -> io::Result<()> {
     };
     let plan = chain.as_ref().map(Plan::new).transpose().map_err(io::Error::other)?;
     let (reader, writer) = io::pipe()?;
+    let (mut started, starting) = io::pipe()?;
     let namespaces = libc::CLONE_NEWUSER
         | libc::CLONE_NEWPID
         | libc::CLONE_NEWNS
@@ -148,12 +171,12 @@ fn launch(spec: &BareSpec) -> io::Result<()> {
         | libc::CLONE_NEWIPC
         | libc::CLONE_NEWUTS;
     let Some(pid) = task::fork_into(namespaces as u64)? else {
-        drop(writer);
-        let Err(err) = live(spec, plan.as_ref(), reader);
+        drop((writer, started));
+        let Err(err) = live(spec, plan.as_ref(), reader, starting);
         println!("{}", told(&err));
         std::process::exit(1);
     };
-    drop(reader);
+    drop((reader, starting));
     let map = format!("0 {OUTSIDE} 65536");
     fs::write(format!("/proc/{pid}/uid_map"), &map)?;
     fs::write(format!("/proc/{pid}/gid_map"), &map)?;
@@ -165,6 +188,8 @@ fn launch(spec: &BareSpec) -> io::Result<()> {
         let _ = task::kill(pid, libc::SIGKILL);
         return Err(io::Error::other(err));
     }
+    // Until it has started what it was to start, or failed to.
+    let _ = started.read(&mut [0])?;
     println!("ready {pid} {}", (sys::now() - start).as_micros());
     // Whoever started us waits for the end of the line, not of us.
     rustix::stdio::dup2_stdout(fs::File::open("/dev/null")?)?;
@@ -177,6 +202,7 @@ fn live(
     spec: &BareSpec,
     plan: Option<&Plan<'_>>,
     mut launcher: io::PipeReader,
+    starting: io::PipeWriter,
 ) -> io::Result<std::convert::Infallible> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let mut word = String::new();
@@ -198,10 +224,18 @@ fn live(
     }
     let null = fs::File::open("/dev/null")?;
     rustix::stdio::dup2_stdout(&null)?;
+    drop(starting);
     loop {
-        // With no children there is nothing to wait for but time.
-        if wait(WaitOptions::empty()).is_err() {
-            sys::pause(Duration::from_millis(5));
+        match wait(WaitOptions::empty()) {
+            // For whoever wonders where it is.
+            Ok(Some((pid, status))) => {
+                let text = format!("{} {:#x}\n", pid.as_raw_pid(), status.as_raw());
+                let file = fs::File::options().create(true).append(true).open("/mnt/ended");
+                let _ = file.and_then(|mut file| file.write_all(text.as_bytes()));
+            }
+            Ok(None) => {}
+            // With no children there is nothing to wait for but time.
+            Err(_) => sys::pause(Duration::from_millis(5)),
         }
     }
 }

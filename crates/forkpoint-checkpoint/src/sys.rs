@@ -18,6 +18,20 @@ fn check(result: i64) -> io::Result<i64> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
+/// How many steps a process may make before it is killed: for tests of what its death leaves.
+#[cfg(debug_assertions)]
+pub(crate) static STEPS_LEFT: std::sync::atomic::AtomicU64 =
+    std::sync::atomic::AtomicU64::new(u64::MAX);
+
+/// Something that others see is about to be done.
+fn step() {
+    #[cfg(debug_assertions)]
+    if STEPS_LEFT.fetch_sub(1, std::sync::atomic::Ordering::Relaxed) == 0 {
+        let _ = task::kill(std::process::id() as i32, libc::SIGKILL);
+        pause(Duration::from_secs(1));
+    }
+}
+
 /// A moment after which nobody waits any longer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline(Duration);

@@ -478,7 +478,9 @@ impl ProcessQuestions {
             (script.call(libc::SYS_prctl, &[PR_GET_MDWE]), "memory that denies being executable"),
         ];
         let heap_end = script.call(libc::SYS_brk, &[0]);
-        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        // Nobody is ever asked, so it does not matter whose faults would be answered.
+        const USER_MODE_ONLY: i32 = 1;
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
         let userfaultfd = userfaultfd.then(|| script.call(libc::SYS_userfaultfd, &[flags as u64]));
         Ok(Self {
             actions,

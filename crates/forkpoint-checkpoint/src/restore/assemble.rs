@@ -306,10 +306,9 @@ fn own_state(script: &mut Script, pid: i32, thread: &Thread) -> io::Result<()> {
     if let Some((address, len, signature)) = thread.rseq {
         script.call(libc::SYS_rseq, &[address, len.into(), 0, signature.into()]);
     }
-    if thread.signal_stack[2] != 0 {
-        let stack = script.put_words(&thread.signal_stack)?;
-        script.call(libc::SYS_sigaltstack, &[stack, 0]);
-    }
+    // Also where there is none: a copy of ours has inherited one of ours.
+    let stack = script.put_words(&thread.signal_stack)?;
+    script.call(libc::SYS_sigaltstack, &[stack, 0]);
     for info in &thread.pending {
         let at = script.put(&info.0)?;
         let (pid, tid) = (pid as u64, thread.tid as u64);

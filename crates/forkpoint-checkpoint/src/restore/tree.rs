@@ -13,7 +13,10 @@ use std::{
 
 use rustix::{
     fs::Mode,
-    process::{DumpableBehavior, Pid, set_dumpable_behavior, WaitOptions, chdir, getpgid, getpid, getsid, setpgid, setsid, umask, waitpid},
+    process::{
+        DumpableBehavior, Pid, WaitId, WaitIdOptions, WaitOptions, chdir, getpgid, getpid, getsid,
+        set_dumpable_behavior, setpgid, setsid, umask, waitid, waitpid,
+    },
 };
 
 use super::{Assembled, Plan, board::Room};
@@ -95,6 +98,9 @@ fn spawn_group(plan: &Plan<'_>, members: &[usize]) -> Result<()> {
             let result = become_process(plan, *index);
             finish(plan, process.pid, result);
         }
+        if process.alive().is_none() {
+            wait_for_death(process.pid).doing("wait for the end", process.pid)?;
+        }
     }
     let joining = |process: &&Process| {
         process.session != process.pid
@@ -117,6 +123,13 @@ fn spawn_group(plan: &Plan<'_>, members: &[usize]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Its parent will ask for it later.
+fn wait_for_death(pid: i32) -> io::Result<()> {
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    let only_look = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    Ok(waitid(WaitId::Pid(pid), only_look).map(drop)?)
 }
 
 fn stand_in_for_group(plan: &Plan<'_>, group: i32) -> Result<Option<i32>> {

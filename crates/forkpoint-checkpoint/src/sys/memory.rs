@@ -6,7 +6,7 @@ use std::{
     ptr,
 };
 
-use super::check;
+use super::{check, step};
 
 /// The kernel takes so many pieces at once.
 const VECTOR_MAX: usize = 1024;
@@ -29,6 +29,7 @@ pub(crate) fn read(pid: i32, address: u64, buffer: &mut [u8]) -> io::Result<()> 
 }
 
 pub(crate) fn write(pid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
+    step();
     let local = vector(bytes.as_ptr() as u64, bytes.len());
     let remote = vector(address, bytes.len());
     // SAFETY: the local vector is only read, and is `bytes`; the other is checked by the kernel.

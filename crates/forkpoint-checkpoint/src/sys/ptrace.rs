@@ -4,7 +4,7 @@
 
 use std::{io, ptr};
 
-use super::check;
+use super::{check, step};
 
 const GETREGSET: i64 = 0x4204;
 const SETREGSET: i64 = 0x4205;
@@ -28,6 +28,7 @@ pub(crate) const EXIT_KILL: u64 = 1 << 20;
 /// `data` must be what the request takes: an integer, or a pointer to memory of the right size that
 /// lives until the call is done.
 fn request(request: i64, tid: i32, address: u64, data: u64) -> io::Result<i64> {
+    step();
     // SAFETY: the callers below pair each request with the data that it takes.
     check(unsafe { libc::syscall(libc::SYS_ptrace, request, i64::from(tid), address, data) })
 }

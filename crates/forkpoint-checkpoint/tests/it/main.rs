@@ -2,5 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test, what cannot be unwrapped is a failure")]
 
+mod killed;
+mod kinds;
+mod memory;
 mod place;
+mod refusals;
+mod rounds;
 mod shells;
+mod sockets;
+mod terminals;
+mod threads;
+mod tracking;

@@ -3,6 +3,7 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
     time::Duration,
 };
 
@@ -22,7 +23,7 @@ pub(crate) struct Place {
 }
 
 /// For a condition that must come true some time.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(25);
 
 pub(crate) fn now() -> Duration {
     clock_gettime(ClockId::Monotonic).try_into().unwrap()
@@ -74,6 +75,65 @@ impl Place {
         self.run(&["/usr/bin/python3", "-u", "/mnt/program.py"])
     }
 
+    /// A shell that may gain no rights and is under a filter.
+    pub(crate) fn confined(&self, script: &str) -> Bare {
+        let command = ["/bin/bash", "-c", script].map(str::to_owned).to_vec();
+        Bare::start(Path::new(PROGRAM), &BareSpec { command, confined: true, ..self.spec() })
+            .unwrap()
+    }
+
+    /// What a command inside says.
+    pub(crate) fn inside(&self, sandbox: &Bare, command: &[&str]) -> String {
+        let init = sandbox.init.to_string();
+        let output = Command::new("nsenter")
+            .args(["-t", &init, "-U", "-m", "-n", "-p", "--setuid", "0", "--setgid", "0", "--"])
+            .args(command)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap().trim().to_owned()
+    }
+
+    /// The number from here of a process inside.
+    pub(crate) fn outside(&self, sandbox: &Bare, inside: i32) -> i32 {
+        let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+        let numbers = fs::read_dir("/proc").unwrap().flatten();
+        let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        let is_it = |pid: &i32| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let own = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+            let own = own.and_then(|own| own.split_whitespace().last()?.parse::<i32>().ok());
+            own == Some(inside) && namespace(*pid) == namespace(sandbox.init)
+        };
+        numbers.into_iter().find(is_it).unwrap()
+    }
+
+    pub(crate) fn signal(&self, sandbox: &Bare, inside: i32, signal: i32) {
+        let pid = rustix::process::Pid::from_raw(self.outside(sandbox, inside)).unwrap();
+        let signal = rustix::process::Signal::from_named_raw(signal).unwrap();
+        rustix::process::kill_process(pid, signal).unwrap();
+    }
+
+    pub(crate) fn state(&self, sandbox: &Bare, inside: i32) -> Option<char> {
+        let stat = fs::read_to_string(sandbox.path(&format!("/proc/{inside}/stat"))).ok()?;
+        stat[stat.rfind(") ")? + 2..].chars().next()
+    }
+
+    /// What the kernel says each thread does.
+    pub(crate) fn states(&self, sandbox: &Bare, inside: i32) -> String {
+        let pid = self.outside(sandbox, inside);
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+        let read = |path: PathBuf| fs::read_to_string(path).unwrap_or_default();
+        let told = threads.map(|thread| {
+            let status = read(thread.path().join("status"));
+            let keys = ["State", "TracerPid", "SigPnd", "ShdPnd", "SigBlk", "SigCgt"];
+            let lines = status.lines().filter(|line| keys.iter().any(|key| line.starts_with(key)));
+            let lines = lines.collect::<Vec<_>>().join(" ");
+            format!("{lines} {}", read(thread.path().join("syscall")))
+        });
+        told.collect()
+    }
+
     /// Captures into a new image, over nothing.
     pub(crate) fn capture(&mut self, sandbox: &Bare) -> Captured {
         let captured = try_capture(sandbox).unwrap();
@@ -101,6 +161,12 @@ impl Place {
         Bare::start(Path::new(PROGRAM), &BareSpec { images, ..self.spec() })
     }
 
+    /// How many processes said that they are.
+    pub(crate) fn ready(&self) -> usize {
+        let names = fs::read_dir(self.work()).unwrap().flatten();
+        names.filter(|entry| entry.file_name().to_string_lossy().starts_with("ready")).count()
+    }
+
     pub(crate) fn read(&self, name: &str) -> String {
         fs::read_to_string(self.work().join(name)).unwrap_or_default()
     }
@@ -118,7 +184,11 @@ impl Place {
 
     /// Waits until the number is above `than`.
     pub(crate) fn grows(&self, name: &str, than: u64) -> u64 {
-        until(&format!("{name} above {than}; log: {}", self.read("log")), || {
+        until(&format!("{name} above {than}"), || {
+            // Init reaps orphans too; the program itself is number 2.
+            let ended = self.read("ended");
+            let ended = ended.lines().find(|line| line.starts_with("2 "));
+            assert!(ended.is_none(), "it ended: {ended:?}; log: {}", self.read("log"));
             Some(self.number(name)).filter(|number| *number > than)
         })
     }
