@@ -20,7 +20,7 @@ use crate::{
     coverage::{Findings, Whose},
     error::{Doing as _, Error, Result},
     freeze::{Frozen, Held, Tree, freeze},
-    image::{self, ImageId, Life, Machine, Process, Snapshot},
+    image::{self, ImageId, Life, Machine, OpenFile, Process, Snapshot},
     sys::{self, Deadline, ptrace},
     track::Tracker,
 };
@@ -33,11 +33,12 @@ mod socket;
 mod task;
 mod terminal;
 
+pub(crate) use self::task::Draft;
 use self::{
     files::Files,
     memory::Pages,
     proc::{Stat, Status},
-    task::{Common, Draft, Questions},
+    task::{Common, Questions},
 };
 
 /// How a capture is made.
@@ -110,41 +111,82 @@ impl Tracker {
 fn run(
     tree: &Tree,
     spec: &CaptureSpec,
-    tracker: Option<&mut Tracker>,
+    mut tracker: Option<&mut Tracker>,
     moment: impl FnOnce() -> io::Result<()>,
 ) -> Result<Captured> {
-    let start = sys::now();
     let deadline = Deadline::after(spec.patience);
-    let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
-    let result = read(tree, &mut frozen, tracker).and_then(|captured| {
-        moment().system("do what was to be done meanwhile")?;
-        Ok(captured)
-    });
-    frozen.thaw();
-    let pause = sys::now().saturating_sub(start);
-    result.map(|captured| Captured { pause, ..captured })
+    let mut moment = Some(moment);
+    loop {
+        let start = sys::now();
+        let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
+        let result = read(tree, &mut frozen, tracker.as_deref_mut()).and_then(|captured| {
+            let done = moment.take().map_or(Ok(()), |moment| moment());
+            done.system("do what was to be done meanwhile")?;
+            Ok(captured)
+        });
+        frozen.thaw();
+        let pause = sys::now().saturating_sub(start);
+        match result {
+            Err(Error::Restless { .. } | Error::Ended { .. }) if !deadline.passed() => {
+                sys::pause(Duration::from_millis(1));
+            }
+            result => return result.map(|captured| Captured { pause, ..captured }),
+        }
+    }
+}
+
+/// All that can be seen from outside, of every process.
+pub(crate) fn look_at_all(tree: &Tree, frozen: &mut Frozen) -> Result<Vec<Draft>> {
+    let mut findings = Findings::default();
+    let drafts = drafts(tree, frozen, &mut findings)?;
+    let inside = inside(frozen, &drafts);
+    let (drafts, _) = open_files(tree, frozen, drafts, inside, &mut findings)?;
+    findings.verdict()?;
+    Ok(drafts)
+}
+
+fn drafts(tree: &Tree, frozen: &mut Frozen, findings: &mut Findings) -> Result<Vec<Draft>> {
+    let common = Common::of(tree.init).doing("read the namespaces", tree.init)?;
+    let mut drafts = Vec::with_capacity(frozen.processes.len());
+    for held in &mut frozen.processes {
+        match task::look(held, &common, findings) {
+            Err(err) if err.kind() == io::ErrorKind::WouldBlock => {
+                let why = "somebody who looked at it died, and it is on its way back";
+                return Err(Error::Restless { pid: held.pid, why });
+            }
+            draft => drafts.push(draft.doing("read the state", held.pid)?),
+        }
+    }
+    Ok(drafts)
+}
+
+/// Numbers inside, by those from here.
+fn inside(frozen: &Frozen, drafts: &[Draft]) -> HashMap<i32, i32> {
+    let numbers = frozen.processes.iter().zip(drafts);
+    numbers.map(|(held, draft)| (held.pid, draft.whose.pid)).collect()
+}
+
+fn open_files(
+    tree: &Tree,
+    frozen: &Frozen,
+    mut drafts: Vec<Draft>,
+    inside: HashMap<i32, i32>,
+    findings: &mut Findings,
+) -> Result<(Vec<Draft>, Vec<OpenFile>)> {
+    let mut files = Files::new(tree.init, inside).doing("open the root", tree.init)?;
+    for (held, draft) in frozen.processes.iter().zip(&mut drafts) {
+        files.add(held, draft, findings).doing("read open files", held.pid)?;
+    }
+    files.check_pipes(findings).system("look at pipes")?;
+    Ok((drafts, files.files))
 }
 
 fn read(tree: &Tree, frozen: &mut Frozen, mut tracker: Option<&mut Tracker>) -> Result<Captured> {
     let mut findings = Findings::default();
-    let common = Common::of(tree.init).doing("read the namespaces", tree.init)?;
-    let mut drafts = Vec::with_capacity(frozen.processes.len());
-    for held in &mut frozen.processes {
-        let draft = task::look(held, &common, &mut findings);
-        drafts.push(draft.doing("read the state", held.pid)?);
-    }
-    let inside: HashMap<i32, i32> = frozen
-        .processes
-        .iter()
-        .zip(&drafts)
-        .map(|(held, draft)| (held.pid, draft.whose.pid))
-        .collect();
+    let drafts = drafts(tree, frozen, &mut findings)?;
+    let inside = inside(frozen, &drafts);
     check_sharing(tree, frozen, &drafts, &mut findings)?;
-    let mut files = Files::new(tree.init, inside.clone()).doing("open the root", tree.init)?;
-    for (held, draft) in frozen.processes.iter().zip(&mut drafts) {
-        files.add(held, draft, &mut findings).doing("read open files", held.pid)?;
-    }
-    files.check_pipes(&mut findings).system("look at pipes")?;
+    let (mut drafts, files) = open_files(tree, frozen, drafts, inside.clone(), &mut findings)?;
     let dead = dead(frozen, &inside)?;
     findings.verdict()?;
 
@@ -160,7 +202,7 @@ fn read(tree: &Tree, frozen: &mut Frozen, mut tracker: Option<&mut Tracker>) -> 
     let machine = machine(&drafts).system("look at this machine")?;
     let mut processes = processes(drafts, &inside);
     processes.extend(dead);
-    let snapshot = Snapshot { machine, processes, files: files.files };
+    let snapshot = Snapshot { machine, processes, files };
     Ok(Captured { snapshot, pause: Duration::ZERO, pages, parent })
 }
 

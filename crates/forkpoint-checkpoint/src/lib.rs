@@ -8,6 +8,7 @@
 //! | write it down | [`Captured::write`] |
 //! | read it back, checked | [`Chain::open`] |
 //! | bring it back in a new sandbox | [`restore::Plan`] |
+//! | go back to it in place | [`Tracker::rollback`] |
 //!
 //! It needs the rights to trace the tree: root's, or those over the tree's user namespace.
 
@@ -21,6 +22,7 @@ mod hand;
 pub mod image;
 mod ranges;
 pub mod restore;
+mod rollback;
 mod script;
 mod sys;
 mod track;
@@ -30,5 +32,6 @@ pub use self::{
     error::{Error, Refusal, Refusals, Result},
     freeze::Tree,
     image::{Chain, ImageError, ImageId},
+    rollback::RolledBack,
     track::Tracker,
 };

@@ -47,7 +47,6 @@ pub struct Plan<'a> {
 #[derive(Clone, Debug)]
 pub(crate) struct Numbers {
     base: i32,
-    files: usize,
     /// Mapped files, and whether they are written to.
     mapped: BTreeMap<String, (i32, bool)>,
     pages: i32,
@@ -78,13 +77,12 @@ impl Numbers {
                 }
             }
         }
-        let files = snapshot.files.len();
-        let mut next = base + files as i32;
+        let mut next = base + snapshot.files.len() as i32;
         for (number, _) in mapped.values_mut() {
             *number = next;
             next += 1;
         }
-        Self { base, files, mapped, pages: next, end: next + chain.images().len() as i32 }
+        Self { base, mapped, pages: next, end: next + chain.images().len() as i32 }
     }
 
     fn file(&self, index: usize) -> i32 {

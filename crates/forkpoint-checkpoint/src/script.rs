@@ -220,6 +220,11 @@ impl Foothold {
         Ok(Self { memory, at })
     }
 
+    /// Whether an instruction is in what we put there, at some time.
+    pub(crate) fn has(vdso: (u64, u64), instruction: u64) -> bool {
+        (vdso.1 - FOOTHOLD..=vdso.1).contains(&instruction)
+    }
+
     /// Where the stub is.
     pub(crate) fn stub(&self) -> u64 {
         self.at

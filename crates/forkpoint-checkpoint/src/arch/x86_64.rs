@@ -337,17 +337,6 @@ pub(crate) fn map_vdso(start: u64) -> Call {
     Call::new(libc::SYS_arch_prctl, &[MAP_VDSO_64, start])
 }
 
-/// What a thread's pointers to its own storage are set by.
-pub(crate) fn set_bases(regs: &Registers) -> Vec<Call> {
-    const SET_GS: u64 = 0x1001;
-    const SET_FS: u64 = 0x1002;
-    let mut calls = vec![Call::new(libc::SYS_arch_prctl, &[SET_FS, regs.fs_base])];
-    if regs.gs_base != 0 {
-        calls.push(Call::new(libc::SYS_arch_prctl, &[SET_GS, regs.gs_base]));
-    }
-    calls
-}
-
 /// Runs the script at `script` with the stub at `code`, and never comes back.
 ///
 /// # Safety

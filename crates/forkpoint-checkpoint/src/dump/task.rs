@@ -12,7 +12,7 @@ use crate::{
     freeze::{Held, Task},
     hand::{Reins, quiet_signal},
     image::{Alive, Bytes, Credentials, PosixTimer, Space, Thread},
-    script::{self, Outcome, Script, word},
+    script::{self, Foothold, Outcome, Script, word},
     sys::{self, ptrace},
 };
 
@@ -63,6 +63,12 @@ pub(super) fn look(held: &mut Held, common: &Common, findings: &mut Findings) ->
     let maps = Maps::of(pid, &whose, findings)?;
     if maps.vdso.is_none() {
         findings.refuse(&whose, "no vDSO", "without the kernel's own code it cannot be led");
+    }
+    let astray =
+        |task: &Task| maps.vdso.is_some_and(|vdso| Foothold::has(vdso, task.regs.instruction()));
+    if held.tasks.iter().any(astray) {
+        // Somebody died while he led it: it is on its way back, which must not be taken from under its feet.
+        return Err(io::ErrorKind::WouldBlock.into());
     }
     let mut threads = Vec::with_capacity(held.tasks.len());
     for task in &mut held.tasks {

@@ -87,7 +87,6 @@ const WRITTEN: u64 = 1 << 1;
 const FILE: u64 = 1 << 2;
 const PRESENT: u64 = 1 << 3;
 const ZERO: u64 = 1 << 5;
-const GUARD: u64 = 1 << 8;
 const PROTECT: u64 = 1;
 const MUST_BE_TRACKED: u64 = 2;
 
@@ -107,10 +106,6 @@ pub(crate) const WRITTEN_SINCE: Query = Query {
     any_of: 0,
     wanted: WRITTEN,
 };
-/// Pages that nobody may touch, though their mapping says otherwise.
-pub(crate) const GUARDS: Query =
-    Query { flags: 0, inverted: 0, mask: GUARD, any_of: 0, wanted: GUARD };
-
 #[repr(C)]
 #[derive(Default)]
 struct ScanArgs {

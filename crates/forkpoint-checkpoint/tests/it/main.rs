@@ -7,6 +7,7 @@ mod kinds;
 mod memory;
 mod place;
 mod refusals;
+mod rollbacks;
 mod rounds;
 mod shells;
 mod sockets;
