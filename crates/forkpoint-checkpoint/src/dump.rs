@@ -20,9 +20,10 @@ use crate::{
     coverage::{Findings, Whose},
     error::{Doing as _, Error, Result},
     freeze::{Frozen, Held, Tree, freeze},
+    hand::Reins,
     image::{self, ImageId, Life, Machine, OpenFile, Process, Snapshot},
     sys::{self, Deadline, ptrace},
-    track::Tracker,
+    track::{LiesOver, Tracker},
 };
 
 mod files;
@@ -105,6 +106,46 @@ impl Tracker {
             self.forget();
         }
         result
+    }
+}
+
+impl Tracker {
+    /// Copies memory while the tree runs, so that the first capture has to copy only what is written
+    /// meanwhile. The tree stands still for as long as it takes to begin tracking, which is returned.
+    pub fn prepare(&mut self, tree: &Tree, spec: &CaptureSpec) -> Result<Duration> {
+        self.forget();
+        let deadline = Deadline::after(spec.patience);
+        let start = sys::now();
+        let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
+        let result = self.begin_all(tree, &mut frozen);
+        frozen.thaw();
+        let pause = sys::now().saturating_sub(start);
+        match result {
+            Ok(()) => self.copy_early(),
+            Err(_) => self.forget(),
+        }
+        result.map(|()| pause)
+    }
+
+    fn begin_all(&mut self, tree: &Tree, frozen: &mut Frozen) -> Result<()> {
+        let mut findings = Findings::default();
+        let drafts = drafts(tree, frozen, &mut findings)?;
+        findings.verdict()?;
+        for (held, draft) in frozen.processes.iter_mut().zip(drafts) {
+            let pid = held.pid;
+            let reins = draft.reins.ok_or(Error::Ended { pid })?;
+            self.make_tracked(held, reins).doing("track the memory", pid)?;
+            self.begin(held, draft.alive.mappings).doing("track the memory", pid)?;
+        }
+        Ok(())
+    }
+
+    fn make_tracked(&mut self, held: &mut Held, reins: Reins) -> io::Result<()> {
+        held.open(reins)?;
+        let mut script = held.script(0, 0);
+        script.push(task::make_userfaultfd());
+        let number = held.run(0, &script)?.result(0)?;
+        self.adopt(held, number as i32)
     }
 }
 
@@ -194,9 +235,15 @@ fn read(tree: &Tree, frozen: &mut Frozen, mut tracker: Option<&mut Tracker>) -> 
     ask(frozen, &mut drafts, tracker.as_deref_mut(), &mut findings)?;
     findings.verdict()?;
     let parent = tracker.as_deref_mut().and_then(Tracker::take_base);
-    let mut pages = Pages::default();
+    let early = tracker.as_deref_mut().and_then(Tracker::take_early);
+    let lies_over = match (parent, &early) {
+        (Some(_), _) => LiesOver::Image,
+        (None, Some(_)) => LiesOver::Early,
+        (None, None) => LiesOver::Nothing,
+    };
+    let mut pages = early.filter(|_| lies_over == LiesOver::Early).unwrap_or_default();
     for (held, draft) in frozen.processes.iter_mut().zip(&mut drafts) {
-        let copied = copy(held, draft, tracker.as_deref_mut(), parent.is_some(), &mut pages);
+        let copied = copy(held, draft, tracker.as_deref_mut(), lies_over, &mut pages);
         copied.doing("copy the memory", held.pid)?;
     }
     let machine = machine(&drafts).system("look at this machine")?;
@@ -255,7 +302,7 @@ fn ask(
 fn open_and_start(
     held: &mut Held,
     draft: &Draft,
-    reins: crate::hand::Reins,
+    reins: Reins,
     uffd: bool,
 ) -> io::Result<Vec<Questions>> {
     held.open(reins)?;
@@ -290,7 +337,7 @@ fn copy(
     held: &mut Held,
     draft: &mut Draft,
     tracker: Option<&mut Tracker>,
-    has_base: bool,
+    lies_over: LiesOver,
     pages: &mut Pages,
 ) -> io::Result<()> {
     let pid = held.pid;
@@ -298,7 +345,7 @@ fn copy(
     let memory = File::open(format!("/proc/{pid}/mem"))?;
     match tracker {
         Some(tracker) => {
-            tracker.copy(held, &mut draft.alive.mappings, has_base, &pagemap, &memory, pages)
+            tracker.copy(held, &mut draft.alive.mappings, lies_over, &pagemap, &memory, pages)
         }
         None => draft.alive.mappings.iter_mut().try_for_each(|mapping| {
             let range = (mapping.start, mapping.end);

@@ -13,7 +13,7 @@ use crate::{
         proc::Stat,
     },
     freeze::Held,
-    image::{ImageId, Mapping, MappingKind},
+    image::{ImageId, Mapping, MappingKind, Stored},
     ranges::{self, Range},
     sys::memory::{self, WRITTEN_SINCE},
 };
@@ -29,6 +29,8 @@ const RANGES_FEW: usize = 64;
 pub struct Tracker {
     base: Option<ImageId>,
     processes: HashMap<i32, Tracked>,
+    /// Pages that were copied while the tree ran, before anything of it was captured.
+    early: Option<Pages>,
 }
 
 #[derive(Debug)]
@@ -52,11 +54,52 @@ impl Tracker {
 
     pub(crate) fn forget(&mut self) {
         self.base = None;
+        self.early = None;
         self.processes.clear();
     }
 
     pub(crate) fn take_base(&mut self) -> Option<ImageId> {
         self.base.take()
+    }
+
+    pub(crate) fn take_early(&mut self) -> Option<Pages> {
+        self.early.take()
+    }
+
+    /// Notes writes from now on, and says so in `mappings`: which pages there are.
+    pub(crate) fn begin(&mut self, held: &Held, mappings: Vec<Mapping>) -> io::Result<()> {
+        let pagemap = File::open(format!("/proc/{}/pagemap", held.pid))?;
+        let Some(tracked) = self.processes.get_mut(&held.pid) else {
+            return Err(io::Error::other("it is not tracked"));
+        };
+        for mapping in &mappings {
+            tracked.begin(mapping, &pagemap)?;
+        }
+        tracked.mappings = mappings;
+        Ok(())
+    }
+
+    /// Copies what there is while the tree runs. What is written meanwhile is copied once more later,
+    /// and what is unmapped meanwhile is left out.
+    pub(crate) fn copy_early(&mut self) {
+        let mut early = Pages::default();
+        for (pid, tracked) in &mut self.processes {
+            let (Ok(pagemap), Ok(memory)) = (
+                File::open(format!("/proc/{pid}/pagemap")),
+                File::open(format!("/proc/{pid}/mem")),
+            ) else {
+                continue;
+            };
+            for mapping in tracked.mappings.iter_mut().filter(|mapping| is_trackable(mapping)) {
+                let Ok(found) = populated(&pagemap, mapping, (mapping.start, mapping.end)) else {
+                    continue;
+                };
+                if early.copy(*pid, &memory, mapping, &found).is_ok() {
+                    mapping.pages = found;
+                }
+            }
+        }
+        self.early = Some(early);
     }
 
     pub(crate) fn base(&self) -> Option<ImageId> {
@@ -90,7 +133,7 @@ impl Tracker {
         &mut self,
         held: &Held,
         mappings: &mut [Mapping],
-        has_base: bool,
+        lies_over: LiesOver,
         pagemap: &File,
         memory: &File,
         pages: &mut Pages,
@@ -100,10 +143,14 @@ impl Tracker {
             return Err(io::Error::other("it is not tracked"));
         };
         for mapping in &mut *mappings {
-            let known = has_base.then(|| tracked.known(mapping)).flatten();
-            let wanted = match known.and_then(|known| changed(pagemap, mapping, known).transpose())
-            {
-                Some(wanted) => wanted?,
+            let known = tracked.known(mapping).filter(|_| lies_over != LiesOver::Nothing);
+            let found = known
+                .and_then(|known| Some((known, changed(pagemap, mapping, known).transpose()?)));
+            let wanted = match found {
+                Some((known, changed)) => match lies_over {
+                    LiesOver::Early => keep_early(mapping, known, &changed?),
+                    _ => changed?,
+                },
                 None => {
                     mapping.pages = populated(pagemap, mapping, (mapping.start, mapping.end))?;
                     tracked.begin(mapping, pagemap)?;
@@ -111,10 +158,41 @@ impl Tracker {
                 }
             };
             pages.copy(pid, memory, mapping, &wanted)?;
+            mapping.stored.sort_unstable_by_key(|stored| stored.start);
         }
         tracked.mappings = mappings.to_vec();
         Ok(())
     }
+}
+
+/// What need not be captured again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LiesOver {
+    Nothing,
+    /// Pages that were copied while the tree ran.
+    Early,
+    Image,
+}
+
+/// Of the pages that were copied early, those count that nobody wrote since. Returns what is missing.
+fn keep_early(mapping: &mut Mapping, known: &Mapping, changed: &[Range]) -> Vec<Range> {
+    let early: Vec<Range> = known.stored.iter().map(|stored| (stored.start, stored.end)).collect();
+    let good = ranges::both(&ranges::without(&early, changed), &mapping.pages);
+    let mut first = 0;
+    for (start, end) in good.iter().copied() {
+        while known.stored.get(first).is_some_and(|stored| stored.end <= start) {
+            first += 1;
+        }
+        for stored in known.stored[first..].iter().take_while(|stored| stored.start < end) {
+            let (from, to) = (start.max(stored.start), end.min(stored.end));
+            mapping.stored.push(Stored {
+                start: from,
+                end: to,
+                at: stored.at + (from - stored.start),
+            });
+        }
+    }
+    ranges::without(&mapping.pages, &good)
 }
 
 fn started(pid: i32) -> io::Result<u64> {

@@ -12,7 +12,7 @@ use crate::{
     freeze::{Held, Task},
     hand::{Reins, quiet_signal},
     image::{Alive, Bytes, Credentials, PosixTimer, Space, Thread},
-    script::{self, Foothold, Outcome, Script, word},
+    script::{self, Call, Foothold, Outcome, Script, word},
     sys::{self, ptrace},
 };
 
@@ -461,6 +461,13 @@ impl Questions {
     }
 }
 
+/// Nobody is ever asked through it, so it does not matter whose faults would be answered.
+pub(super) fn make_userfaultfd() -> Call {
+    const USER_MODE_ONLY: i32 = 1;
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
+    Call::new(libc::SYS_userfaultfd, &[flags as u64])
+}
+
 impl ProcessQuestions {
     fn add(script: &mut Script, alive: &Alive, userfaultfd: bool) -> io::Result<Self> {
         let actions = script.room(32 * ACTIONS)?;
@@ -484,10 +491,7 @@ impl ProcessQuestions {
             (script.call(libc::SYS_prctl, &[PR_GET_MDWE]), "memory that denies being executable"),
         ];
         let heap_end = script.call(libc::SYS_brk, &[0]);
-        // Nobody is ever asked, so it does not matter whose faults would be answered.
-        const USER_MODE_ONLY: i32 = 1;
-        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
-        let userfaultfd = userfaultfd.then(|| script.call(libc::SYS_userfaultfd, &[flags as u64]));
+        let userfaultfd = userfaultfd.then(|| script.push(make_userfaultfd()));
         Ok(Self {
             actions,
             timers,

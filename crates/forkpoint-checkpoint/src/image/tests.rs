@@ -110,7 +110,7 @@ fn page(byte: u8) -> Vec<u8> {
 }
 
 /// An image of three pages.
-fn first(dir: &Path) -> (std::path::PathBuf, ImageId) {
+fn first(dir: &Path) -> (PathBuf, ImageId) {
     let path = dir.join("first");
     let blocks = [[page(1), page(2)].concat(), page(3)];
     let id = write(&path, None, &snapshot(all_stored()), &blocks, true).unwrap();

@@ -105,3 +105,25 @@ fn an_image_that_was_not_noted_is_not_built_upon() {
     assert!(err.is_err());
     ask(&place, 2);
 }
+
+/// What was copied while it ran and what was copied while it stood are one moment.
+#[test]
+fn what_is_copied_early_is_corrected() {
+    let mut place = Place::new();
+    let sandbox = place.python(HEAP);
+    ask(&place, 1);
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    let mut tracker = Tracker::new();
+    tracker.prepare(&tree, &spec).unwrap();
+    ask(&place, 2);
+    let captured = tracker.capture(&tree, &spec, || Ok(())).unwrap();
+    assert!(captured.parent().is_none());
+    place.write(&captured);
+    let third = ask(&place, 3);
+    drop(sandbox);
+    place.put("answer", "");
+    place.put("want", "0");
+    let copy = place.restore();
+    assert_eq!(ask(&place, 3), third);
+    drop(copy);
+}
