@@ -21,7 +21,7 @@ use rustix::{
 use super::{
     proc::{FdInfo, link},
     socket::{self, UnixSockets},
-    task::Draft,
+    task::{Draft, whole_timer},
     terminal,
 };
 use crate::{
@@ -335,7 +335,7 @@ fn anonymous(kind: &str, seen: &Seen<'_>) -> Result<FileKind, String> {
             let [interval, interval_rest] = pair(field("it_interval:")?).ok_or_else(odd)?;
             Ok(FileKind::Timer {
                 clock: field("clockid:")?.parse().map_err(|_| odd())?,
-                value: [interval, interval_rest, value, rest],
+                value: whole_timer([interval, interval_rest, value, rest]),
                 ticks: field("ticks:")?.parse().map_err(|_| odd())?,
             })
         }

@@ -443,7 +443,7 @@ impl Questions {
         let Some(asked) = &self.process else { return Ok(None) };
         let words = |at: u64, index: usize| outcome.words(at + 32 * index as u64);
         alive.actions = (0..ACTIONS).map(|index| words(asked.actions, index)).collect();
-        alive.timers = (0..3).map(|index| words(asked.timers, index)).collect();
+        alive.timers = (0..3).map(|index| whole_timer(words(asked.timers, index))).collect();
         for (index, timer) in alive.posix_timers.iter_mut().enumerate() {
             timer.time = words(asked.posix_timers, index);
         }
@@ -458,6 +458,14 @@ impl Questions {
             }
         }
         asked.userfaultfd.map(|call| Ok(outcome.result(call)? as i32)).transpose()
+    }
+}
+
+/// A timer that rings again and again stands while its signal waits to be taken, and looks like none.
+pub(super) fn whole_timer(timer: [u64; 4]) -> [u64; 4] {
+    match timer {
+        [seconds, rest, 0, 0] => [seconds, rest, seconds, rest],
+        timer => timer,
     }
 }
 

@@ -170,7 +170,7 @@ impl<'a> Opener<'a> {
                 self.pipe(*pipe, *capacity, content, flags)
             }
             FileKind::Event { count, semaphore } => event(*count, *semaphore, flags),
-            FileKind::Timer { clock, value, .. } => timer(*clock, value, flags),
+            FileKind::Timer { clock, value, ticks } => timer(*clock, value, *ticks, flags),
             FileKind::Signal { mask } => signals(*mask, flags),
             FileKind::Poll { .. } => {
                 use rustix::event::epoll::{CreateFlags, create};
@@ -325,8 +325,8 @@ fn event(count: u64, semaphore: bool, flags: OFlags) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-fn timer(clock: i32, value: &[u64; 4], flags: OFlags) -> io::Result<OwnedFd> {
-    let fd = socket::timer(clock, value)?;
+fn timer(clock: i32, value: &[u64; 4], ticks: u64, flags: OFlags) -> io::Result<OwnedFd> {
+    let fd = socket::timer(clock, value, ticks)?;
     fcntl_setfl(&fd, flags & OFlags::NONBLOCK)?;
     Ok(fd)
 }

@@ -257,14 +257,18 @@ pub(crate) fn lock_file(fd: RawFd, exclusive: bool) -> io::Result<()> {
     check(unsafe { libc::flock(fd, how | libc::LOCK_NB) }.into()).map(drop)
 }
 
-/// A timer with a descriptor: interval and value, seconds and nanoseconds.
-pub(crate) fn timer(clock: i32, value: &[u64; 4]) -> io::Result<OwnedFd> {
+/// A timer with a descriptor: interval and value, seconds and nanoseconds; and how often it rang unheard.
+pub(crate) fn timer(clock: i32, value: &[u64; 4], ticks: u64) -> io::Result<OwnedFd> {
+    const SET_TICKS: libc::Ioctl = 0x4008_5400;
     // SAFETY: plain integers; the descriptor is new and nobody else's. The value has the kernel's form.
     unsafe {
         let fd = check(libc::timerfd_create(clock, libc::TFD_CLOEXEC).into())? as RawFd;
         let fd = OwnedFd::from_raw_fd(fd);
         let number = std::os::fd::AsRawFd::as_raw_fd(&fd);
         check(libc::syscall(libc::SYS_timerfd_settime, number, 0, value.as_ptr(), 0))?;
+        if ticks > 0 {
+            check(libc::ioctl(number, SET_TICKS, ptr::from_ref(&ticks)).into())?;
+        }
         Ok(fd)
     }
 }

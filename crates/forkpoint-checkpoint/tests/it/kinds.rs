@@ -127,3 +127,31 @@ fn the_original_notices_nothing() {
     let answer = until("an answer", || Some(place.read("answer")).filter(|text| !text.is_empty()));
     assert_eq!(answer, ANSWER);
 }
+
+/// A timer stands while its signal waits; it must not stand for ever.
+#[test]
+fn a_timer_whose_signal_waits_goes_on() {
+    let mut place = Place::new();
+    let sandbox = place.python(
+        "
+import os, signal, time
+heard = []
+signal.signal(signal.SIGALRM, lambda *_: heard.append(1))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+while signal.SIGALRM not in signal.sigpending(): time.sleep(0.001)
+open('/mnt/ready', 'w').write('1')
+while not os.path.exists('/mnt/go'): time.sleep(0.005)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+while len(heard) < 5: time.sleep(0.001)
+open('/mnt/answer', 'w').write('1')
+time.sleep(1000)
+",
+    );
+    until("ready", || Some(place.number("ready")).filter(|ready| *ready == 1));
+    place.capture(&sandbox);
+    drop(sandbox);
+    let _copy = place.restore();
+    place.put("go", "");
+    until("it rings", || (place.number("answer") == 1).then_some(()));
+}

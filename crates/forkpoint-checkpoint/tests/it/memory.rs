@@ -118,6 +118,24 @@ fn differing(before: &Memory, after: &Memory, snapshot: &Snapshot) -> Vec<(i32, 
     found
 }
 
+/// Mappings that touch count as one: what the kernel joins is not the program's business.
+fn joined(memory: Memory) -> Memory {
+    let mut all = Memory::new();
+    for ((pid, start), bytes) in memory {
+        match all.last_entry() {
+            Some(mut last)
+                if last.key().0 == pid && last.key().1 + last.get().len() as u64 == start =>
+            {
+                last.get_mut().extend(bytes);
+            }
+            _ => {
+                all.insert((pid, start), bytes);
+            }
+        }
+    }
+    all
+}
+
 /// Mappings that one of them has alone, or with another length.
 fn only<'a>(one: &'a Memory, other: &'a Memory) -> Vec<(i32, String)> {
     let len = |memory: &Memory, key| memory.get(key).map_or(0, Vec::len);
@@ -134,12 +152,15 @@ fn compare(seed: u32) {
     until("all wait", || {
         let names = fs::read_dir(sandbox.path("/proc")).unwrap().flatten();
         let numbers = names.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-        let mut calls = numbers.filter(|pid| *pid != 1).map(|pid| {
+        let calls = numbers.filter(|pid| *pid != 1).map(|pid| {
             let call = fs::read_to_string(sandbox.path(&format!("/proc/{pid}/syscall")));
             call.is_ok_and(|call| call.starts_with("34 "))
         });
-        let waiting = calls.by_ref().take_while(|waits| *waits).count();
-        (waiting > 0 && calls.next().is_none() && place.ready() == waiting).then_some(())
+        let waiting: Vec<bool> = calls.collect();
+        (!waiting.is_empty()
+            && waiting.len() == place.ready()
+            && waiting.iter().all(|waits| *waits))
+        .then_some(())
     });
     let mut before = Memory::new();
     let captured = capture(&Tree::below(sandbox.init), &CaptureSpec::default(), || {
@@ -158,18 +179,19 @@ fn compare(seed: u32) {
         .collect();
     before.retain(|key, _| known.contains(key));
     assert_eq!(before.len(), known.len());
-    let original = memory(&sandbox);
+    let before = joined(before);
+    let original = joined(memory(&sandbox));
     assert_eq!(only(&original, &before), [], "the original");
     assert_eq!(differing(&before, &original, &captured.snapshot), [], "the original");
     drop(sandbox);
     let copy = place.restore();
-    let after = memory(&copy);
+    let after = joined(memory(&copy));
     assert_eq!(only(&after, &before), [], "the copy");
     assert_eq!(differing(&before, &after, &captured.snapshot), [], "the copy, seed {seed}");
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 8, failure_persistence: None, max_shrink_iters: 0, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 4, failure_persistence: None, max_shrink_iters: 0, ..ProptestConfig::default() })]
     #[test]
     fn a_copy_has_the_same_memory(seed in any::<u32>()) {
         compare(seed);
