@@ -5,7 +5,7 @@
 //! them go on where they were; so does our death.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{HashMap, HashSet, hash_map::Entry},
     fs, io,
     os::fd::OwnedFd,
     time::Duration,
@@ -187,9 +187,9 @@ fn seize_new(
             }
             attached.insert(tid);
             ptrace::interrupt(tid).or_else(gone_is_fine).doing("interrupt a task", pid)?;
-            if !known.contains_key(&pid) {
+            if let Entry::Vacant(place) = known.entry(pid) {
                 let Ok(pidfd) = open_pidfd(pid) else { continue };
-                known.insert(pid, frozen.processes.len());
+                place.insert(frozen.processes.len());
                 frozen.processes.push(Held { pid, pidfd, tasks: Vec::new(), hand: None });
             }
             new.push((pid, tid));

@@ -344,7 +344,7 @@ impl MemoryPlan {
                     MappingKind::Anonymous { .. } => plan.anew.push(index),
                     _ => {
                         plan.unfit =
-                            Some(format!("a file is not mapped at {:#x} any more", was.start))
+                            Some(format!("a file is not mapped at {:#x} any more", was.start));
                     }
                 }
                 continue;

@@ -32,7 +32,7 @@ pub(super) fn snapshot(snapshot: &Snapshot, pages_len: u64) -> Verdict {
     let Snapshot { processes, files, machine: _ } = snapshot;
     must(processes.len() <= PROCESSES_MAX, || "too many processes".to_owned())?;
     must(files.len() <= FILES_MAX, || "too many open files".to_owned())?;
-    must(pages_len % PAGE == 0, || "half a page".to_owned())?;
+    must(pages_len.is_multiple_of(PAGE), || "half a page".to_owned())?;
     let mut numbers = HashSet::new();
     let mut seen = HashSet::from([1]);
     for process in processes {
@@ -79,11 +79,12 @@ fn alive(alive: &Alive, files: &[OpenFile], pages_len: u64) -> Verdict {
     must(alive.terminal.is_none_or(|number| number < TERMINAL_MAX), || {
         "no such terminal".to_owned()
     })?;
-    must(alive.space.auxv.0.len() <= AUXV_MAX && alive.space.auxv.0.len() % 16 == 0, || {
-        "its auxiliary vector has no such length".to_owned()
-    })?;
+    must(
+        alive.space.auxv.0.len() <= AUXV_MAX && alive.space.auxv.0.len().is_multiple_of(16),
+        || "its auxiliary vector has no such length".to_owned(),
+    )?;
     if let Some(start) = alive.space.vdso {
-        must(start % PAGE == 0 && (SPACE_START..SPACE_END).contains(&start), || {
+        must(start.is_multiple_of(PAGE) && (SPACE_START..SPACE_END).contains(&start), || {
             "the kernel's pages cannot be there".to_owned()
         })?;
     }
@@ -136,14 +137,16 @@ fn mappings(mappings: &[Mapping], pages_len: u64) -> Verdict {
         | super::MappingKind::Shared { path, offset, .. } = &mapping.kind
         {
             self::path(path)?;
-            must(offset % PAGE == 0 && *offset < 1 << 62, || told("no such place in its file"))?;
+            must(offset.is_multiple_of(PAGE) && *offset < 1 << 62, || {
+                told("no such place in its file")
+            })?;
         }
     }
     Ok(())
 }
 
 fn is_range(start: u64, end: u64) -> bool {
-    start < end && start % PAGE == 0 && end % PAGE == 0
+    start < end && start.is_multiple_of(PAGE) && end.is_multiple_of(PAGE)
 }
 
 fn ranges(mapping: &Mapping, pages_len: u64) -> Verdict {
@@ -159,7 +162,7 @@ fn ranges(mapping: &Mapping, pages_len: u64) -> Verdict {
         must(in_order, || "stored pages out of order".to_owned())?;
         last = stored.end;
         let end = stored.at.checked_add(stored.end - stored.start);
-        let there = stored.at % PAGE == 0 && end.is_some_and(|end| end <= pages_len);
+        let there = stored.at.is_multiple_of(PAGE) && end.is_some_and(|end| end <= pages_len);
         must(there, || "pages that are not stored".to_owned())?;
     }
     Ok(())

@@ -257,4 +257,4 @@ fn read_header(directory: &Path) -> Result<(Header, ImageId), ImageError> {
     Ok((header, id))
 }
 
-const _: () = assert!(CHUNK as u64 % PAGE == 0, "a page lies in one chunk");
+const _: () = assert!((CHUNK as u64).is_multiple_of(PAGE), "a page lies in one chunk");

@@ -4,7 +4,7 @@
 //! that what was shared is shared again. Names are looked up in the sandbox's own root.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, hash_map::Entry},
     io::{self, Write as _},
     os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _, OwnedFd, RawFd},
 };
@@ -202,14 +202,14 @@ impl<'a> Opener<'a> {
         inode: u64,
         flags: OFlags,
     ) -> io::Result<OwnedFd> {
-        if !self.deleted.contains_key(&inode) {
+        if let Entry::Vacant(place) = self.deleted.entry(inode) {
             let new = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
             let mode = Mode::from_raw_mode(mode);
             let fd = rustix::fs::open("/tmp", new, mode)
                 .or_else(|_| rustix::fs::open("/", new, mode))?;
             let mut file = std::fs::File::from(fd);
             file.write_all(&content.0)?;
-            self.deleted.insert(inode, file.into());
+            place.insert(file.into());
         }
         let path = format!("/proc/self/fd/{}", self.deleted[&inode].as_raw_fd());
         let flags = flags.difference(OFlags::TMPFILE | OFlags::NOFOLLOW) | OFlags::CLOEXEC;
@@ -223,10 +223,10 @@ impl<'a> Opener<'a> {
         content: &Bytes,
         flags: OFlags,
     ) -> io::Result<OwnedFd> {
-        if !self.pipes.contains_key(&pipe) {
+        if let Entry::Vacant(place) = self.pipes.entry(pipe) {
             let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
             fcntl_setpipe_size(&writer, capacity as usize)?;
-            self.pipes.insert(pipe, (reader, writer));
+            place.insert((reader, writer));
         }
         let (reader, writer) = &self.pipes[&pipe];
         if !content.0.is_empty() {

@@ -25,24 +25,19 @@ pub(crate) fn option(fd: RawFd, level: i32, name: i32) -> io::Result<i32> {
 pub(crate) fn option_bytes(fd: RawFd, level: i32, name: i32, max: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0u8; max];
     let mut len = max as libc::socklen_t;
+    let buffer = bytes.as_mut_ptr().cast();
     // SAFETY: `bytes` is as long as `len` says.
-    check(
-        unsafe { libc::getsockopt(fd, level, name, bytes.as_mut_ptr().cast(), &raw mut len) }
-            .into(),
-    )?;
+    let result = unsafe { libc::getsockopt(fd, level, name, buffer, &raw mut len) };
+    check(result.into())?;
     bytes.truncate(len as usize);
     Ok(bytes)
 }
 
 pub(crate) fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
+    let len = value.len() as libc::socklen_t;
     // SAFETY: `value` is as long as is told.
-    check(
-        unsafe {
-            libc::setsockopt(fd, level, name, value.as_ptr().cast(), value.len() as libc::socklen_t)
-        }
-        .into(),
-    )
-    .map(drop)
+    let result = unsafe { libc::setsockopt(fd, level, name, value.as_ptr().cast(), len) };
+    check(result.into()).map(drop)
 }
 
 pub(crate) fn address(fd: RawFd) -> io::Result<Vec<u8>> {
@@ -64,8 +59,8 @@ fn name_of(fd: RawFd, of_peer: bool) -> io::Result<Vec<u8>> {
 }
 
 pub(crate) fn bind(fd: RawFd, address: &[u8]) -> io::Result<()> {
-    // SAFETY: `address` is as long as is told, and the kernel checks what is in it.
     let len = address.len() as libc::socklen_t;
+    // SAFETY: `address` is as long as is told, and the kernel checks what is in it.
     check(unsafe { libc::bind(fd, address.as_ptr().cast(), len) }.into()).map(drop)
 }
 

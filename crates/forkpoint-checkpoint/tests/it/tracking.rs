@@ -91,7 +91,7 @@ fn a_tree_that_changes_is_captured_as_it_is() {
 
 #[test]
 fn an_image_that_was_not_noted_is_not_built_upon() {
-    let mut place = Place::new();
+    let place = Place::new();
     let sandbox = place.python(HEAP);
     ask(&place, 1);
     let mut tracker = Tracker::new();
