@@ -177,13 +177,13 @@ fn run(
 }
 
 /// All that can be seen from outside, of every process.
-pub(crate) fn look_at_all(tree: &Tree, frozen: &mut Frozen) -> Result<Vec<Draft>> {
+pub(crate) fn look_at_all(tree: &Tree, frozen: &mut Frozen) -> Result<(Vec<Draft>, Vec<OpenFile>)> {
     let mut findings = Findings::default();
     let drafts = drafts(tree, frozen, &mut findings)?;
     let inside = inside(frozen, &drafts);
-    let (drafts, _) = open_files(tree, frozen, drafts, inside, &mut findings)?;
+    let looked = open_files(tree, frozen, drafts, inside, &mut findings)?;
     findings.verdict()?;
-    Ok(drafts)
+    Ok(looked)
 }
 
 fn drafts(tree: &Tree, frozen: &mut Frozen, findings: &mut Findings) -> Result<Vec<Draft>> {

@@ -93,12 +93,15 @@ struct Plan<'a> {
 impl<'a> Plan<'a> {
     fn new(tracker: &Tracker, tree: &Tree, chain: &'a Chain, frozen: &mut Frozen) -> Result<Self> {
         let snapshot = &chain.top().snapshot;
-        let drafts = dump::look_at_all(tree, frozen)?;
+        let (drafts, files) = dump::look_at_all(tree, frozen)?;
         let now: HashMap<i32, &Draft> =
             drafts.iter().map(|draft| (draft.whose.pid, draft)).collect();
         for process in &snapshot.processes {
             match (process.alive(), now.get(&process.pid)) {
-                (Some(alive), Some(draft)) => still_fits(process, alive, draft)?,
+                (Some(alive), Some(draft)) => {
+                    still_fits(process, alive, draft)?;
+                    files::still_fit(process.pid, alive, snapshot, &draft.alive, &files)?;
+                }
                 (Some(_), None) => {
                     return Err(not_in_place(format!("process {} is gone", process.pid)));
                 }

@@ -8,10 +8,48 @@ use rustix::{
 };
 
 use crate::{
+    error::{Error, Result},
     freeze::Held,
-    image::{Alive, FileKind, Snapshot},
+    image::{Alive, FileKind, OpenFile, Snapshot},
     script::Script,
+    sys::socket::set_timer,
 };
+
+/// Whether every descriptor of the image is still there and the same open file, as far as can be told.
+pub(super) fn still_fit(
+    pid: i32,
+    was: &Alive,
+    snapshot: &Snapshot,
+    is: &Alive,
+    files: &[OpenFile],
+) -> Result<()> {
+    for descriptor in &was.descriptors {
+        let number = descriptor.number;
+        let now = is.descriptors.iter().find(|other| other.number == number);
+        let now = now.and_then(|now| files.get(now.file));
+        if !now.is_some_and(|now| is_same(&snapshot.files[descriptor.file], now)) {
+            let why = format!("process {pid} has something else as descriptor {number}");
+            return Err(Error::NotInPlace { why });
+        }
+    }
+    Ok(())
+}
+
+/// Whether one can become the other: what else differs is set by [`positions`].
+fn is_same(was: &OpenFile, is: &OpenFile) -> bool {
+    use FileKind::{Deleted, Event, Path, Pipe, Timer};
+    was.flags == is.flags
+        && match (&was.kind, &is.kind) {
+            (Path { path: a, lock: b, .. }, Path { path: c, lock: d, .. }) => (a, b) == (c, d),
+            (Deleted { inode: a, content: b, .. }, Deleted { inode: c, content: d, .. }) => {
+                (a, b) == (c, d)
+            }
+            (Pipe { pipe: a, .. }, Pipe { pipe: b, .. }) => a == b,
+            (Event { semaphore: a, .. }, Event { semaphore: b, .. }) => a == b,
+            (Timer { clock: a, .. }, Timer { clock: b, .. }) => a == b,
+            (was, is) => was == is,
+        }
+}
 
 /// Closes what the image does not have.
 pub(super) fn steps(script: &mut Script, now: &Alive, was: &Alive) {
@@ -42,6 +80,7 @@ pub(super) fn positions(held: &Held, was: &Alive, snapshot: &Snapshot) -> io::Re
                     rustix::io::write(&fd, &count.to_ne_bytes())?;
                 }
             }
+            FileKind::Timer { value, ticks, .. } => set_timer(&pull()?, value, *ticks)?,
             _ => {}
         }
     }

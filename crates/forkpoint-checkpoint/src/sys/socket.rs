@@ -254,18 +254,24 @@ pub(crate) fn lock_file(fd: RawFd, exclusive: bool) -> io::Result<()> {
 
 /// A timer with a descriptor: interval and value, seconds and nanoseconds; and how often it rang unheard.
 pub(crate) fn timer(clock: i32, value: &[u64; 4], ticks: u64) -> io::Result<OwnedFd> {
+    // SAFETY: plain integers; the descriptor is new and nobody else's.
+    let fd = unsafe {
+        OwnedFd::from_raw_fd(check(libc::timerfd_create(clock, libc::TFD_CLOEXEC).into())? as RawFd)
+    };
+    set_timer(&fd, value, ticks)?;
+    Ok(fd)
+}
+
+pub(crate) fn set_timer(timer: &OwnedFd, value: &[u64; 4], ticks: u64) -> io::Result<()> {
     const SET_TICKS: libc::Ioctl = 0x4008_5400;
-    // SAFETY: plain integers; the descriptor is new and nobody else's. The value has the kernel's form.
-    unsafe {
-        let fd = check(libc::timerfd_create(clock, libc::TFD_CLOEXEC).into())? as RawFd;
-        let fd = OwnedFd::from_raw_fd(fd);
-        let number = std::os::fd::AsRawFd::as_raw_fd(&fd);
-        check(libc::syscall(libc::SYS_timerfd_settime, number, 0, value.as_ptr(), 0))?;
-        if ticks > 0 {
-            check(libc::ioctl(number, SET_TICKS, ptr::from_ref(&ticks)).into())?;
-        }
-        Ok(fd)
+    let fd = std::os::fd::AsRawFd::as_raw_fd(timer);
+    // SAFETY: the value has the kernel's form, four words.
+    check(unsafe { libc::syscall(libc::SYS_timerfd_settime, fd, 0, value.as_ptr(), 0) })?;
+    if ticks > 0 {
+        // SAFETY: the request reads one word.
+        check(unsafe { libc::ioctl(fd, SET_TICKS, ptr::from_ref(&ticks)) }.into())?;
     }
+    Ok(())
 }
 
 /// A descriptor that tells of signals.

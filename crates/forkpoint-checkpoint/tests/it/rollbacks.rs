@@ -66,7 +66,13 @@ fn a_process_goes_back_again_and_again() {
     until("it runs", || Some(place.read("now")).filter(|text| text.ends_with('.')));
     let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
     let mut tracker = Tracker::new();
-    let captured = tracker.capture(&tree, &spec, || Ok(())).unwrap();
+    // While it writes, it has a file open that it will not have for long.
+    let captured = until("it is at rest", || {
+        let captured = tracker.capture(&tree, &spec, || Ok(())).unwrap();
+        let names = captured.snapshot.files.iter().map(|file| format!("{:?}", file.kind));
+        (!names.into_iter().any(|name| name.contains("/mnt/now.new") || name.contains("/mnt/want")))
+            .then_some(captured)
+    });
     let id = place.write(&captured);
     tracker.note(id);
     let before = place.read("now");
@@ -120,4 +126,37 @@ fn a_tree_that_no_longer_fits_is_left_as_it_is() {
     tracker.note(id);
     let err = tracker.rollback(&tree, &chain, &spec, || Ok(())).unwrap_err();
     assert!(err.to_string().contains("restore it instead"), "{err}");
+}
+
+/// The same number, but another file: nothing is touched.
+#[test]
+fn a_descriptor_that_became_another_is_noticed() {
+    let mut place = Place::new();
+    let sandbox = place.python(
+        "
+import os, time
+fd = os.open('/mnt/one', os.O_RDWR | os.O_CREAT)
+n = 0
+while True:
+    n += 1
+    if os.path.exists('/mnt/go') and not os.path.exists('/mnt/gone'):
+        os.close(fd); assert os.open('/mnt/two', os.O_RDWR | os.O_CREAT) == fd
+        os.close(os.open('/mnt/gone', os.O_CREAT))
+    with open('/mnt/count.new', 'w') as f: f.write(str(n))
+    os.rename('/mnt/count.new', '/mnt/count')
+    time.sleep(0.001)
+",
+    );
+    place.grows("count", 2);
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    let mut tracker = Tracker::new();
+    let captured = tracker.capture(&tree, &spec, || Ok(())).unwrap();
+    tracker.note(place.write(&captured));
+    let chain = Chain::open(place.images.clone()).unwrap();
+    place.put("go", "");
+    until("it is another", || place.work().join("gone").exists().then_some(()));
+    let before = place.number("count");
+    let err = tracker.rollback(&tree, &chain, &spec, || Ok(())).unwrap_err();
+    assert!(err.to_string().contains("something else as descriptor 3"), "{err}");
+    place.grows("count", before + 2);
 }
