@@ -136,7 +136,8 @@ impl Place {
 
     /// Captures into a new image, over nothing.
     pub(crate) fn capture(&mut self, sandbox: &Bare) -> Captured {
-        let captured = try_capture(sandbox).unwrap();
+        let tree = Tree::below(sandbox.init);
+        let captured = capture(&tree, &CaptureSpec::default(), || self.keep_files()).unwrap();
         self.write(&captured);
         captured
     }
@@ -152,7 +153,24 @@ impl Place {
         id
     }
 
+    /// Files and processes are one moment: to be called while nothing runs.
+    pub(crate) fn keep_files(&self) -> std::io::Result<()> {
+        let kept = self.dir.path().join("kept");
+        let _ = fs::remove_dir_all(&kept);
+        copy_tree(&self.work(), &kept)
+    }
+
+    /// As they were when they were kept, if they were.
+    fn bring_files_back(&self) {
+        let kept = self.dir.path().join("kept");
+        if kept.exists() {
+            fs::remove_dir_all(self.work()).unwrap();
+            copy_tree(&kept, &self.dir.path().join("work")).unwrap();
+        }
+    }
+
     pub(crate) fn restore(&self) -> Bare {
+        self.bring_files_back();
         self.try_restore().unwrap()
     }
 
@@ -202,4 +220,11 @@ pub(crate) fn try_capture(sandbox: &Bare) -> Result<Captured, Error> {
 fn open_to_all(path: &Path) {
     use std::os::unix::fs::PermissionsExt as _;
     fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+}
+
+fn copy_tree(from: &Path, to: &Path) -> std::io::Result<()> {
+    match Command::new("cp").arg("-a").args([from, to]).status()?.success() {
+        true => Ok(()),
+        false => Err(std::io::Error::other("the files could not be copied")),
+    }
 }

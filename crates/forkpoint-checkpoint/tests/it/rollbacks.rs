@@ -90,7 +90,7 @@ fn a_process_goes_back_again_and_again() {
         assert_eq!(ask(&place, 1), first, "round {round}");
     }
     // What is captured next lies over the same image.
-    let captured = tracker.capture(&tree, &spec, || Ok(())).unwrap();
+    let captured = tracker.capture(&tree, &spec, || place.keep_files()).unwrap();
     assert_eq!(captured.parent(), Some(id));
     place.write(&captured);
     drop(sandbox);

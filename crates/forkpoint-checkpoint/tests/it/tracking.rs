@@ -32,7 +32,7 @@ fn ask(place: &Place, number: u32) -> String {
 
 fn capture(place: &mut Place, tracker: &mut Tracker, sandbox: &Bare) -> u64 {
     let tree = Tree::below(sandbox.init);
-    let captured = tracker.capture(&tree, &CaptureSpec::default(), || Ok(())).unwrap();
+    let captured = tracker.capture(&tree, &CaptureSpec::default(), || place.keep_files()).unwrap();
     let id = place.write(&captured);
     tracker.note(id);
     captured.pages_len_bytes()
@@ -60,7 +60,8 @@ fn only_what_was_written_is_captured_again() {
         place.images = all[..number as usize].to_vec();
         place.put("answer", "");
         place.put("want", "0");
-        let copy = place.restore();
+        // The files that were kept are those of the last moment.
+        let copy = place.try_restore().unwrap();
         let next = answers.get(number as usize - 1);
         assert_eq!(next.is_some(), number < 5);
         if let Some(next) = next {
@@ -116,7 +117,7 @@ fn what_is_copied_early_is_corrected() {
     let mut tracker = Tracker::new();
     tracker.prepare(&tree, &spec).unwrap();
     ask(&place, 2);
-    let captured = tracker.capture(&tree, &spec, || Ok(())).unwrap();
+    let captured = tracker.capture(&tree, &spec, || place.keep_files()).unwrap();
     assert!(captured.parent().is_none());
     place.write(&captured);
     let third = ask(&place, 3);
