@@ -248,6 +248,7 @@ fn python(megabytes: u64, rounds: usize) -> Vec<Row> {
         let row = milliseconds(format!("{what}: later checkpoint, {told} dirty"), pauses);
         rows.push(if dirty == 1 << 20 { row.at_most(6.0) } else { row });
     }
+    drop(tracker);
     for (dirty, told) in [(300 << 10, "0.3 MB"), (1 << 20, "1 MB"), (10 << 20, "10 MB")] {
         let asked = place.asked.get();
         let samples = rollbacks(&place, &tree, rounds, || {

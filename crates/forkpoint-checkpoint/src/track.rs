@@ -221,7 +221,14 @@ impl Tracked {
         if !is_trackable(mapping) {
             return Ok(());
         }
-        memory::track_range(&self.uffd, mapping.start, mapping.end)?;
+        let begun = memory::track_range(&self.uffd, mapping.start, mapping.end);
+        begun.map_err(|err| match err.raw_os_error() {
+            // Two would take each other's notes.
+            Some(libc::EBUSY) => {
+                io::Error::other("another tracker has this process; drop it first")
+            }
+            _ => err,
+        })?;
         let mut all = Vec::new();
         memory::scan(pagemap, (mapping.start, mapping.end), &WRITTEN_SINCE, &mut all)
     }

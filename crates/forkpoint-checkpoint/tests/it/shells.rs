@@ -35,10 +35,8 @@ fn a_counter_goes_on_after_its_end() {
 #[test]
 fn two_copies_go_on_side_by_side() {
     let mut place = Place::new();
-    let sandbox = place.shell("trap 'echo $$ $i >> /mnt/heard' USR1; i=7; while :; do i=$((i+1)); read -t 0.05 < /dev/full; done");
-    place.signal(&sandbox, 2, libc::SIGUSR1);
-    until("it hears", || (place.read("heard").lines().count() > 0).then_some(()));
-    place.put("heard", "");
+    let sandbox = place.shell("trap 'echo $$ $i >> /mnt/heard' USR1; i=7; echo 1 > /mnt/ready; while :; do i=$((i+1)); read -t 0.05 < /dev/full; done");
+    until("it listens", || Some(place.number("ready")).filter(|ready| *ready == 1));
     let captured = place.capture(&sandbox);
     assert_eq!(captured.snapshot.processes.len(), 1);
     drop(sandbox);

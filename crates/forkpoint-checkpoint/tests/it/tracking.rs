@@ -128,3 +128,20 @@ fn what_is_copied_early_is_corrected() {
     assert_eq!(ask(&place, 3), third);
     drop(copy);
 }
+
+#[test]
+fn a_second_tracker_is_told_of_the_first() {
+    let place = Place::new();
+    let sandbox = place.python(HEAP);
+    ask(&place, 1);
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    let mut first = Tracker::new();
+    first.capture(&tree, &spec, || Ok(())).unwrap();
+    let mut second = Tracker::new();
+    let err = second.capture(&tree, &spec, || Ok(())).unwrap_err();
+    let cause = std::error::Error::source(&err).unwrap().to_string();
+    assert!(cause.contains("another tracker has this process"), "{err}: {cause}");
+    ask(&place, 2);
+    drop(first);
+    second.capture(&tree, &spec, || Ok(())).unwrap();
+}
