@@ -130,6 +130,9 @@ fn of_unix(
     const BACKLOG: i32 = 4096;
     let fd = seen.fd.as_raw_fd();
     let socket = unix.socket(seen.stat.st_ino)?;
+    if socket.shut != 0 {
+        return Err("its other end is closed, or half of it is shut; close it first".to_owned());
+    }
     if listens {
         if socket.waiting > 0 {
             return Err("connections wait to be accepted; try again".to_owned());
@@ -155,11 +158,5 @@ fn of_unix(
         }
         _ => return Err("messages wait that were not read yet; try again".to_owned()),
     };
-    Ok(FileKind::Pair {
-        socket: seen.stat.st_ino,
-        peer: socket.peer,
-        kind,
-        queued,
-        shut: socket.shut,
-    })
+    Ok(FileKind::Pair { socket: seen.stat.st_ino, peer: socket.peer, kind, queued })
 }

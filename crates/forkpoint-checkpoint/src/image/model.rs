@@ -239,7 +239,6 @@ pub enum FileKind {
         peer: u64,
         kind: i32,
         queued: Vec<Bytes>,
-        shut: u8,
     },
     Listener(Listener),
     /// Bound or not, connected to nobody.

@@ -176,8 +176,8 @@ impl<'a> Opener<'a> {
                 use rustix::event::epoll::{CreateFlags, create};
                 Ok(create(CreateFlags::CLOEXEC)?)
             }
-            FileKind::Pair { socket, peer, kind, queued, shut } => {
-                self.pair(*socket, *peer, *kind, queued, *shut, flags)
+            FileKind::Pair { socket, peer, kind, queued } => {
+                self.pair(*socket, *peer, *kind, queued, flags)
             }
             FileKind::Listener(listener) => listen(listener, flags),
             FileKind::Datagram(socket) => datagram(socket, flags),
@@ -244,10 +244,8 @@ impl<'a> Opener<'a> {
         peer: u64,
         kind: i32,
         queued: &[Bytes],
-        shut: u8,
         flags: OFlags,
     ) -> io::Result<OwnedFd> {
-        let _ = shut;
         let (ours, theirs) = match self.pairs.remove(&socket) {
             Some(ours) => {
                 let index = self.plan.snapshot().files.iter().position(

@@ -123,3 +123,10 @@ fn who_is_traced_is_refused() {
     assert!(err.to_string().contains("somebody else traces it"), "{err}");
     place.grows("count", before + 2);
 }
+
+#[test]
+fn a_pair_whose_other_end_is_closed_is_refused() {
+    let found = refused("a, b = socket.socketpair(); b.close()");
+    assert!(found.thing.starts_with("`socket:["), "{}", found.thing);
+    assert!(found.reason.contains("its other end is closed"), "{}", found.reason);
+}
