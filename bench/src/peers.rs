@@ -330,6 +330,28 @@ impl Runc {
         time
     }
 
+    /// Captures a container with CRIU into `images`, which ends it, and brings it back.
+    pub fn checkpoint_and_restore(&self, images: &Path) -> io::Result<(Duration, Duration)> {
+        let (_, id) = self.try_run()?;
+        let mut dump = self.command();
+        dump.args(["checkpoint", "--image-path"]).arg(images).arg(&id);
+        let (dumped, answer) = timed(|| output(&mut dump));
+        if let Err(err) = answer {
+            self.remove(&id);
+            return Err(err);
+        }
+        let mut restore = self.command();
+        restore.args(["restore", "-d", "--image-path"]).arg(images);
+        restore.arg("--bundle").arg(self.bundle()).arg(&id);
+        restore.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let (restored, status) = timed(|| restore.status());
+        self.remove(&id);
+        match status? {
+            status if status.success() => Ok((dumped, restored)),
+            status => Err(io::Error::other(format!("runc restore: {status}"))),
+        }
+    }
+
     pub fn remove(&self, id: &str) -> Duration {
         let (time, answer) = timed(|| output(self.command().args(["delete", "-f", id])));
         answer.unwrap();

@@ -1,0 +1,65 @@
+//! What can be captured, and what is refused.
+//!
+//! The rule is a list of what is known to come back; all else is refused, with the process, the
+//! thing and the way out. Nothing is left out in silence.
+
+use crate::error::{Error, Refusal, Refusals, Result};
+
+/// What was found that cannot be captured.
+#[derive(Debug, Default)]
+pub(crate) struct Findings(Vec<Refusal>);
+
+/// Whose things are looked at.
+#[derive(Clone, Debug)]
+pub(crate) struct Whose {
+    pub(crate) pid: i32,
+    pub(crate) name: String,
+}
+
+impl Findings {
+    pub(crate) fn refuse(&mut self, whose: &Whose, thing: impl Into<String>, reason: &str) {
+        let (process, thing, reason) = (whose.name.clone(), thing.into(), reason.to_owned());
+        self.0.push(Refusal { pid: whose.pid, process, thing, reason });
+    }
+
+    pub(crate) fn verdict(self) -> Result<()> {
+        if self.0.is_empty() { Ok(()) } else { Err(Error::Refused(Refusals(self.0))) }
+    }
+}
+
+/// Devices that are the same in every sandbox and hold no state.
+pub(crate) const DEVICES: [&str; 5] =
+    ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
+
+/// Why an anonymous inode cannot be captured.
+pub(crate) fn anonymous(kind: &str) -> &'static str {
+    match kind {
+        "[io_uring]" => {
+            "its requests are in the kernel, where nobody can read them; run the program without io_uring"
+        }
+        "[userfaultfd]" => "its faults are answered by the program; wait until it is closed",
+        "[perf_event]" => "it measures this machine; close it first",
+        "[fanotify]" => "what it watches is not told; close it first",
+        "inotify" => "what it watches is not told; close it first",
+        "[pidfd]" => "the process that it stands for is not told; close it first",
+        kind if kind.starts_with("bpf") => "it is the kernel's; close it first",
+        _ => "this kind of descriptor is not known to come back; close it first",
+    }
+}
+
+/// Why a mapping of this name cannot be captured.
+pub(crate) fn mapping(name: &str) -> &'static str {
+    if name.starts_with("/memfd:") {
+        "memory with a descriptor is not captured yet; use a file instead"
+    } else if name.starts_with("/SYSV") {
+        "shared memory of System V is not captured; detach it first"
+    } else if name.starts_with("/dev/zero") || name.starts_with("[anon_shmem") {
+        "anonymous memory that processes share is not captured yet; use a file instead"
+    } else if name.starts_with("anon_inode:") {
+        anonymous(name.trim_start_matches("anon_inode:"))
+    } else if name.starts_with("/[aio]") {
+        "its requests are in the kernel, where nobody can read them; use other input and output"
+    } else {
+        "this kind of memory is not known to come back"
+    }
+}

@@ -1,0 +1,407 @@
+//! Capturing a tree of processes: it stands still, is read, and goes on.
+//!
+//! ```text
+//!   freeze ─► look from outside ─► ask by scripts ─► open files ─► refuse? ─► pages ─► moment ─► thaw
+//! ```
+//!
+//! What cannot be captured is refused before pages are copied. The caller's own moment, in which nothing
+//! of the tree runs, is where files are sealed. The image is written when the tree runs again.
+
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    io,
+    path::Path,
+    time::Duration,
+};
+
+use crate::{
+    arch,
+    coverage::{Findings, Whose},
+    error::{Doing as _, Error, Result},
+    freeze::{Frozen, Held, Tree, freeze},
+    hand::Reins,
+    image::{self, ImageId, Life, Machine, OpenFile, Process, Snapshot},
+    sys::{self, Deadline, ptrace},
+    track::{LiesOver, Tracker},
+};
+
+mod files;
+pub(crate) mod maps;
+pub(crate) mod memory;
+pub(crate) mod proc;
+mod socket;
+mod task;
+mod terminal;
+
+pub(crate) use self::task::Draft;
+use self::{
+    files::Files,
+    memory::Pages,
+    proc::{Stat, Status},
+    task::{Common, Questions},
+};
+
+/// How a capture is made.
+#[derive(Clone, Copy, Debug)]
+pub struct CaptureSpec {
+    /// How long the tree may take to stand still.
+    pub patience: Duration,
+}
+
+impl Default for CaptureSpec {
+    fn default() -> Self {
+        Self { patience: Duration::from_secs(3) }
+    }
+}
+
+/// A capture that is not written yet.
+#[derive(Debug)]
+pub struct Captured {
+    pub snapshot: Snapshot,
+    /// How long the tree stood still.
+    pub pause: Duration,
+    pub(crate) pages: Pages,
+    parent: Option<ImageId>,
+}
+
+impl Captured {
+    /// Writes it as the directory `path`, which must not exist; with `sync` it survives a power cut.
+    pub fn write(&self, path: &Path, sync: bool) -> Result<ImageId> {
+        Ok(image::write(path, self.parent, &self.snapshot, &self.pages.blocks, sync)?)
+    }
+
+    /// What it must be kept with.
+    #[must_use]
+    pub fn parent(&self) -> Option<ImageId> {
+        self.parent
+    }
+
+    #[must_use]
+    pub fn pages_len_bytes(&self) -> u64 {
+        self.pages.len()
+    }
+}
+
+/// Captures everything. `moment` is called while all of it stands.
+pub fn capture(
+    tree: &Tree,
+    spec: &CaptureSpec,
+    moment: impl FnOnce() -> io::Result<()>,
+) -> Result<Captured> {
+    run(tree, spec, None, moment)
+}
+
+impl Tracker {
+    /// Captures what was written since the last image that was [noted](Self::note), or everything.
+    pub fn capture(
+        &mut self,
+        tree: &Tree,
+        spec: &CaptureSpec,
+        moment: impl FnOnce() -> io::Result<()>,
+    ) -> Result<Captured> {
+        let result = run(tree, spec, Some(self), moment);
+        if result.is_err() {
+            // What was asked is not told a second time.
+            self.forget();
+        }
+        result
+    }
+}
+
+impl Tracker {
+    /// Copies memory while the tree runs, so that the first capture has to copy only what is written
+    /// meanwhile. The tree stands still for as long as it takes to begin tracking, which is returned.
+    pub fn prepare(&mut self, tree: &Tree, spec: &CaptureSpec) -> Result<Duration> {
+        self.forget();
+        let deadline = Deadline::after(spec.patience);
+        let start = sys::now();
+        let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
+        let result = self.begin_all(tree, &mut frozen);
+        frozen.thaw();
+        let pause = sys::now().saturating_sub(start);
+        match result {
+            Ok(()) => self.copy_early(),
+            Err(_) => self.forget(),
+        }
+        result.map(|()| pause)
+    }
+
+    fn begin_all(&mut self, tree: &Tree, frozen: &mut Frozen) -> Result<()> {
+        let mut findings = Findings::default();
+        let drafts = drafts(tree, frozen, &mut findings)?;
+        findings.verdict()?;
+        for (held, draft) in frozen.processes.iter_mut().zip(drafts) {
+            let pid = held.pid;
+            let reins = draft.reins.ok_or(Error::Ended { pid })?;
+            self.make_tracked(held, reins).doing("track the memory", pid)?;
+            self.begin(held, draft.alive.mappings).doing("track the memory", pid)?;
+        }
+        Ok(())
+    }
+
+    fn make_tracked(&mut self, held: &mut Held, reins: Reins) -> io::Result<()> {
+        held.open(reins)?;
+        let mut script = held.script(0, 0);
+        script.push(task::make_userfaultfd());
+        let number = held.run(0, &script)?.result(0)?;
+        self.adopt(held, number as i32)
+    }
+}
+
+fn run(
+    tree: &Tree,
+    spec: &CaptureSpec,
+    mut tracker: Option<&mut Tracker>,
+    moment: impl FnOnce() -> io::Result<()>,
+) -> Result<Captured> {
+    let deadline = Deadline::after(spec.patience);
+    let mut moment = Some(moment);
+    loop {
+        let start = sys::now();
+        let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
+        let result = read(tree, &mut frozen, tracker.as_deref_mut()).and_then(|captured| {
+            let done = moment.take().map_or(Ok(()), |moment| moment());
+            done.system("do what was to be done meanwhile")?;
+            Ok(captured)
+        });
+        frozen.thaw();
+        let pause = sys::now().saturating_sub(start);
+        match result {
+            Err(Error::Restless { .. } | Error::Ended { .. }) if !deadline.passed() => {
+                sys::pause(Duration::from_millis(1));
+            }
+            result => return result.map(|captured| Captured { pause, ..captured }),
+        }
+    }
+}
+
+/// All that can be seen from outside, of every process.
+pub(crate) fn look_at_all(tree: &Tree, frozen: &mut Frozen) -> Result<(Vec<Draft>, Vec<OpenFile>)> {
+    let mut findings = Findings::default();
+    let drafts = drafts(tree, frozen, &mut findings)?;
+    let inside = inside(frozen, &drafts);
+    let looked = open_files(tree, frozen, drafts, inside, &mut findings)?;
+    findings.verdict()?;
+    Ok(looked)
+}
+
+fn drafts(tree: &Tree, frozen: &mut Frozen, findings: &mut Findings) -> Result<Vec<Draft>> {
+    let common = Common::of(tree.init).doing("read the namespaces", tree.init)?;
+    let mut drafts = Vec::with_capacity(frozen.processes.len());
+    for held in &mut frozen.processes {
+        match task::look(held, &common, findings) {
+            Err(err) if err.kind() == io::ErrorKind::WouldBlock => {
+                let why = "somebody who looked at it died, and it is on its way back";
+                return Err(Error::Restless { pid: held.pid, why });
+            }
+            draft => drafts.push(draft.doing("read the state", held.pid)?),
+        }
+    }
+    Ok(drafts)
+}
+
+/// Numbers inside, by those from here.
+fn inside(frozen: &Frozen, drafts: &[Draft]) -> HashMap<i32, i32> {
+    let numbers = frozen.processes.iter().zip(drafts);
+    numbers.map(|(held, draft)| (held.pid, draft.whose.pid)).collect()
+}
+
+fn open_files(
+    tree: &Tree,
+    frozen: &Frozen,
+    mut drafts: Vec<Draft>,
+    inside: HashMap<i32, i32>,
+    findings: &mut Findings,
+) -> Result<(Vec<Draft>, Vec<OpenFile>)> {
+    let mut files = Files::new(tree.init, inside).doing("open the root", tree.init)?;
+    for (held, draft) in frozen.processes.iter().zip(&mut drafts) {
+        files.add(held, draft, findings).doing("read open files", held.pid)?;
+    }
+    files.check_pipes(findings).system("look at pipes")?;
+    Ok((drafts, files.files))
+}
+
+fn read(tree: &Tree, frozen: &mut Frozen, mut tracker: Option<&mut Tracker>) -> Result<Captured> {
+    let mut findings = Findings::default();
+    let drafts = drafts(tree, frozen, &mut findings)?;
+    let inside = inside(frozen, &drafts);
+    check_sharing(tree, frozen, &drafts, &mut findings)?;
+    let (mut drafts, files) = open_files(tree, frozen, drafts, inside.clone(), &mut findings)?;
+    let dead = dead(frozen, &inside)?;
+    findings.verdict()?;
+
+    let mut findings = Findings::default();
+    ask(frozen, &mut drafts, tracker.as_deref_mut(), &mut findings)?;
+    findings.verdict()?;
+    let parent = tracker.as_deref_mut().and_then(Tracker::take_base);
+    let early = tracker.as_deref_mut().and_then(Tracker::take_early);
+    let lies_over = match (parent, &early) {
+        (Some(_), _) => LiesOver::Image,
+        (None, Some(_)) => LiesOver::Early,
+        (None, None) => LiesOver::Nothing,
+    };
+    let mut pages = early.filter(|_| lies_over == LiesOver::Early).unwrap_or_default();
+    for (held, draft) in frozen.processes.iter_mut().zip(&mut drafts) {
+        let copied = copy(held, draft, tracker.as_deref_mut(), lies_over, &mut pages);
+        copied.doing("copy the memory", held.pid)?;
+    }
+    let machine = machine(&drafts).system("look at this machine")?;
+    let mut processes = processes(drafts, &inside);
+    processes.extend(dead);
+    let snapshot = Snapshot { machine, processes, files };
+    Ok(Captured { snapshot, pause: Duration::ZERO, pages, parent })
+}
+
+fn check_sharing(
+    tree: &Tree,
+    frozen: &Frozen,
+    drafts: &[Draft],
+    findings: &mut Findings,
+) -> Result<()> {
+    for (held, draft) in frozen.processes.iter().zip(drafts) {
+        if draft.parent_outside == tree.init {
+            continue;
+        }
+        match sys::task::shares(held.pid, draft.parent_outside) {
+            Ok(None) => {}
+            Ok(Some(what)) => {
+                let thing = format!("{what} in common with its parent");
+                findings.refuse(&draft.whose, thing, "only threads may share it");
+            }
+            Err(err) if err.raw_os_error() == Some(libc::ESRCH) => {}
+            Err(err) => return Err(err).doing("compare the parts", held.pid),
+        }
+    }
+    Ok(())
+}
+
+/// Has every task tell what only it knows, all of them at once.
+fn ask(
+    frozen: &mut Frozen,
+    drafts: &mut [Draft],
+    mut tracker: Option<&mut Tracker>,
+    findings: &mut Findings,
+) -> Result<()> {
+    let mut asked = Vec::new();
+    for (held, draft) in frozen.processes.iter_mut().zip(&*drafts) {
+        let reins = draft.reins.clone().ok_or(Error::Ended { pid: held.pid })?;
+        let uffd = tracker.as_deref_mut().is_some_and(|tracker| tracker.wants(held.pid));
+        let all = open_and_start(held, draft, reins, uffd);
+        asked.push(all.doing("lead the steps", held.pid)?);
+    }
+    for ((held, draft), questions) in frozen.processes.iter_mut().zip(drafts).zip(&asked) {
+        let uffd = hear(held, draft, questions, findings).doing("hear the answers", held.pid)?;
+        if let (Some(number), Some(tracker)) = (uffd, tracker.as_deref_mut()) {
+            tracker.adopt(held, number).doing("track the memory", held.pid)?;
+        }
+    }
+    Ok(())
+}
+
+fn open_and_start(
+    held: &mut Held,
+    draft: &Draft,
+    reins: Reins,
+    uffd: bool,
+) -> io::Result<Vec<Questions>> {
+    held.open(reins)?;
+    let mut all = Vec::with_capacity(held.tasks.len());
+    for index in 0..held.tasks.len() {
+        let questions = Questions::new(held, index, &draft.alive, uffd && index == 0)?;
+        held.start(index, questions.script())?;
+        all.push(questions);
+    }
+    Ok(all)
+}
+
+fn hear(
+    held: &mut Held,
+    draft: &mut Draft,
+    questions: &[Questions],
+    findings: &mut Findings,
+) -> io::Result<Option<i32>> {
+    let mut uffd = None;
+    for (index, questions) in questions.iter().enumerate() {
+        let outcome = held.finish(index, questions.script())?;
+        questions.answer_thread(&outcome, &mut draft.alive.threads[index])?;
+        if index == 0 {
+            let Draft { whose, alive, .. } = draft;
+            uffd = questions.answer_process(&outcome, alive, whose, findings)?;
+        }
+    }
+    Ok(uffd)
+}
+
+fn copy(
+    held: &mut Held,
+    draft: &mut Draft,
+    tracker: Option<&mut Tracker>,
+    lies_over: LiesOver,
+    pages: &mut Pages,
+) -> io::Result<()> {
+    let pid = held.pid;
+    let pagemap = File::open(format!("/proc/{pid}/pagemap"))?;
+    let memory = File::open(format!("/proc/{pid}/mem"))?;
+    match tracker {
+        Some(tracker) => {
+            tracker.copy(held, &mut draft.alive.mappings, lies_over, &pagemap, &memory, pages)
+        }
+        None => draft.alive.mappings.iter_mut().try_for_each(|mapping| {
+            let range = (mapping.start, mapping.end);
+            mapping.pages = memory::populated(&pagemap, mapping, range)?;
+            let wanted = mapping.pages.clone();
+            pages.copy(pid, &memory, mapping, &wanted)
+        }),
+    }
+}
+
+fn dead(frozen: &Frozen, inside: &HashMap<i32, i32>) -> Result<Vec<Process>> {
+    const EXIT_STATUS: usize = 52;
+    let mut all = Vec::new();
+    for (pid, parent) in &frozen.dead {
+        let stat = match Stat::of(*pid) {
+            Ok(stat) if stat.state() == "Z" => stat,
+            // It ended between two looks; who waits for it is told by its parent's next look.
+            _ => return Err(Error::Ended { pid: *pid }),
+        };
+        let status = Status::of(*pid, *pid).doing("read the state", *pid)?;
+        let number = |key| status.last(key).doing("read the numbers", *pid);
+        all.push(Process {
+            pid: number("NSpid")?,
+            parent: inside.get(parent).copied().unwrap_or(1),
+            group: number("NSpgid")?,
+            session: number("NSsid")?,
+            name: status.text("Name").to_owned(),
+            life: Life::Dead { status: stat.number(EXIT_STATUS) as i32 },
+        });
+    }
+    Ok(all)
+}
+
+fn processes(drafts: Vec<Draft>, inside: &HashMap<i32, i32>) -> Vec<Process> {
+    let process = |draft: Draft| {
+        let Draft { whose: Whose { pid, name }, parent_outside, group, session, alive, .. } = draft;
+        let parent = inside.get(&parent_outside).copied().unwrap_or(1);
+        Process { pid, parent, group, session, name, life: Life::Alive(Box::new(alive)) }
+    };
+    drafts.into_iter().map(process).collect()
+}
+
+fn machine(drafts: &[Draft]) -> io::Result<Machine> {
+    let first = drafts.first().and_then(|draft| draft.alive.threads.first());
+    let features = first.map_or(0, |thread| arch::features(&thread.extended.0));
+    Ok(Machine { features, ..this_machine()? })
+}
+
+/// All but the processor's features, which a process tells.
+pub(crate) fn this_machine() -> io::Result<Machine> {
+    let system = rustix::system::uname();
+    let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
+    Ok(Machine {
+        arch: arch::NAME.to_owned(),
+        kernel: format!("{} {}", text(system.release()), text(system.version())),
+        boot: fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned(),
+        features: 0,
+    })
+}

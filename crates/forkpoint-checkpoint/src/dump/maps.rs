@@ -1,0 +1,171 @@
+//! Mappings of a process.
+
+use std::{collections::HashMap, fs, io, os::unix::fs::MetadataExt as _};
+
+use crate::{
+    coverage::{self, Findings, Whose},
+    image::{Mapping, MappingKind},
+};
+
+/// A process's address space, as far as it can be captured.
+#[derive(Debug, Default)]
+pub(crate) struct Maps {
+    pub(crate) mappings: Vec<Mapping>,
+    /// The kernel's own code.
+    pub(crate) vdso: Option<(u64, u64)>,
+    /// Where the kernel's own pages begin, data before code.
+    pub(crate) kernel_start: Option<u64>,
+}
+
+struct Line<'a> {
+    start: u64,
+    end: u64,
+    access: u32,
+    shared: bool,
+    offset: u64,
+    inode: u64,
+    name: &'a str,
+}
+
+fn parse(line: &str) -> Option<Line<'_>> {
+    let mut words = line.splitn(6, ' ');
+    let (start, end) = words.next()?.split_once('-')?;
+    let hex = |text| u64::from_str_radix(text, 16).ok();
+    let access = words.next()?.as_bytes();
+    let bit =
+        |at: usize, letter: u8, bit: u32| if access.get(at) == Some(&letter) { bit } else { 0 };
+    let offset = hex(words.next()?)?;
+    let inode = words.nth(1)?.parse().ok()?;
+    Some(Line {
+        start: hex(start)?,
+        end: hex(end)?,
+        access: bit(0, b'r', 1) | bit(1, b'w', 2) | bit(2, b'x', 4),
+        shared: access.get(3) == Some(&b's'),
+        offset,
+        inode,
+        name: words.next().unwrap_or_default().trim_start(),
+    })
+}
+
+/// Sizes of mapped files: of each only once.
+type Sizes = HashMap<String, u64>;
+
+impl Maps {
+    pub(crate) fn of(pid: i32, whose: &Whose, findings: &mut Findings) -> io::Result<Self> {
+        let text = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+        let mut maps = Self::default();
+        let mut sizes = Sizes::new();
+        for line in text.lines() {
+            let line =
+                parse(line).ok_or_else(|| io::Error::other("a mapping is not understood"))?;
+            maps.add(pid, &line, &mut sizes, whose, findings);
+        }
+        Ok(maps)
+    }
+
+    fn add(
+        &mut self,
+        pid: i32,
+        line: &Line<'_>,
+        sizes: &mut Sizes,
+        whose: &Whose,
+        findings: &mut Findings,
+    ) {
+        let Line { start, end, access, .. } = *line;
+        match line.name {
+            "[vsyscall]" => return,
+            name @ ("[vdso]" | "[vvar]" | "[vvar_vclock]") => {
+                if name == "[vdso]" {
+                    self.vdso = Some((start, end));
+                }
+                self.kernel_start = Some(self.kernel_start.map_or(start, |known| known.min(start)));
+                return;
+            }
+            _ => {}
+        }
+        let kind = match kind(pid, line, sizes) {
+            Ok(kind) => kind,
+            Err(why) => {
+                let name = if line.name.is_empty() { "without a name" } else { line.name };
+                findings.refuse(whose, format!("memory {name} at {start:#x}"), &why);
+                return;
+            }
+        };
+        self.mappings.push(Mapping {
+            start,
+            end,
+            access,
+            kind,
+            pages: Vec::new(),
+            stored: Vec::new(),
+        });
+    }
+}
+
+fn kind(pid: i32, line: &Line<'_>, sizes: &mut Sizes) -> Result<MappingKind, String> {
+    let name = line.name;
+    let is_anonymous = name.is_empty()
+        || name == "[heap]"
+        || name.starts_with("[stack")
+        || name.starts_with("[anon:");
+    if line.inode == 0 && is_anonymous && !line.shared {
+        return Ok(MappingKind::Anonymous { grows_down: name == "[stack]" });
+    }
+    if line.inode == 0 || !name.starts_with('/') || is_special(name) {
+        return Err(coverage::mapping(name).to_owned());
+    }
+    let path = name.to_owned();
+    let len_bytes = match sizes.get(name) {
+        Some(size) => *size,
+        None => *sizes.entry(path.clone()).or_insert(mapped_size(pid, line)?),
+    };
+    let offset = line.offset;
+    Ok(match line.shared {
+        true => MappingKind::Shared { path, offset, writable: line.access & 2 != 0 },
+        false => MappingKind::Private { path, offset, len_bytes },
+    })
+}
+
+fn is_special(name: &str) -> bool {
+    ["/memfd:", "/SYSV", "/dev/zero", "/[aio]"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+fn mapped_size(pid: i32, line: &Line<'_>) -> Result<u64, String> {
+    let link = format!("/proc/{pid}/map_files/{:x}-{:x}", line.start, line.end);
+    let file = fs::metadata(link).map_err(|err| format!("its file cannot be looked at ({err})"))?;
+    if !file.is_file() {
+        return Err("it is a device's, and those are not captured".to_owned());
+    }
+    if file.nlink() == 0 || line.name.ends_with(" (deleted)") {
+        return Err("its file has no name any more; restart the program".to_owned());
+    }
+    Ok(file.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_parsed() {
+        let line = parse("7f00-7f01 r-xs 00001000 fe:00 12 /a b (c)").unwrap();
+        assert_eq!((line.start, line.end, line.access, line.shared), (0x7f00, 0x7f01, 5, true));
+        assert_eq!((line.offset, line.inode, line.name), (0x1000, 12, "/a b (c)"));
+        let line = parse("1000-2000 ---p 00000000 00:00 0 ").unwrap();
+        assert_eq!((line.access, line.shared, line.name), (0, false, ""));
+        assert!(parse("nothing").is_none());
+    }
+
+    #[test]
+    fn our_own_mappings_are_read() {
+        let pid = std::process::id() as i32;
+        let whose = Whose { pid, name: "test".to_owned() };
+        let maps = Maps::of(pid, &whose, &mut Findings::default()).unwrap();
+        assert!(maps.vdso.is_some() && maps.kernel_start < maps.vdso.map(|vdso| vdso.0));
+        let stacks = maps
+            .mappings
+            .iter()
+            .filter(|mapping| matches!(mapping.kind, MappingKind::Anonymous { grows_down: true }));
+        assert_eq!(stacks.count(), 1);
+    }
+}

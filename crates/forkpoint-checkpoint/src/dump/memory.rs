@@ -1,0 +1,77 @@
+//! Pages: which there are, which changed, and their contents.
+
+use std::{fs::File, io, os::unix::fs::FileExt as _};
+
+use crate::{
+    image::{Mapping, MappingKind, Stored},
+    ranges::{self, Range},
+    sys::memory::{self, ANONYMOUS, COPIED, Query},
+};
+
+const READ: u32 = 1;
+
+/// Pages of a mapping that differ from what its kind alone would show.
+pub(crate) fn populated(pagemap: &File, mapping: &Mapping, range: Range) -> io::Result<Vec<Range>> {
+    let mut found = Vec::new();
+    if let Some(query) = query(mapping) {
+        memory::scan(pagemap, range, query, &mut found)?;
+    }
+    Ok(found)
+}
+
+/// `None`: the file has everything.
+fn query(mapping: &Mapping) -> Option<&'static Query> {
+    match mapping.kind {
+        MappingKind::Anonymous { .. } => Some(&ANONYMOUS),
+        MappingKind::Private { .. } => Some(&COPIED),
+        MappingKind::Shared { .. } => None,
+    }
+}
+
+/// Pages on their way into an image.
+#[derive(Debug, Default)]
+pub(crate) struct Pages {
+    pub(crate) blocks: Vec<Vec<u8>>,
+    len: u64,
+}
+
+impl Pages {
+    pub(crate) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Copies `wanted` of a stopped process, and notes in `mapping` where they are.
+    pub(crate) fn copy(
+        &mut self,
+        pid: i32,
+        memory: &File,
+        mapping: &mut Mapping,
+        wanted: &[Range],
+    ) -> io::Result<()> {
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        let mut block = vec![0; ranges::len(wanted) as usize];
+        match mapping.access & READ {
+            0 => read_forced(memory, wanted, &mut block)?,
+            _ => memory::gather(pid, wanted, &mut block)?,
+        }
+        for (start, end) in wanted.iter().copied() {
+            mapping.stored.push(Stored { start, end, at: self.len });
+            self.len += end - start;
+        }
+        self.blocks.push(block);
+        Ok(())
+    }
+}
+
+/// What the program itself must not read.
+fn read_forced(memory: &File, wanted: &[Range], block: &mut [u8]) -> io::Result<()> {
+    let mut rest = block;
+    for (start, end) in wanted {
+        let (now, later) = rest.split_at_mut((end - start) as usize);
+        memory.read_exact_at(now, *start)?;
+        rest = later;
+    }
+    Ok(())
+}

@@ -1,0 +1,143 @@
+//! What `/proc` tells, parsed. All of it may be chosen by the program, and is bounded.
+
+use std::{collections::HashMap, fs, io};
+
+/// One of a task's `status` files.
+#[derive(Debug)]
+pub(crate) struct Status(HashMap<String, String>);
+
+impl Status {
+    pub(crate) fn of(pid: i32, tid: i32) -> io::Result<Self> {
+        let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/status"))?;
+        let lines = text.lines().filter_map(|line| line.split_once(':'));
+        Ok(Self(lines.map(|(key, value)| (key.to_owned(), value.trim().to_owned())).collect()))
+    }
+
+    pub(crate) fn text(&self, key: &str) -> &str {
+        self.0.get(key).map_or("", String::as_str)
+    }
+
+    /// The last of several numbers: that of the innermost namespace.
+    pub(crate) fn last(&self, key: &str) -> io::Result<i32> {
+        let number = self.text(key).split_whitespace().last().and_then(|word| word.parse().ok());
+        number.ok_or_else(|| missing(key))
+    }
+
+    pub(crate) fn number(&self, key: &str) -> u64 {
+        self.text(key).split_whitespace().next().and_then(|word| word.parse().ok()).unwrap_or(0)
+    }
+
+    pub(crate) fn hex(&self, key: &str) -> io::Result<u64> {
+        u64::from_str_radix(self.text(key), 16).map_err(|_| missing(key))
+    }
+
+    pub(crate) fn octal(&self, key: &str) -> io::Result<u32> {
+        u32::from_str_radix(self.text(key), 8).map_err(|_| missing(key))
+    }
+
+    pub(crate) fn numbers(&self, key: &str) -> Vec<u32> {
+        self.text(key).split_whitespace().filter_map(|word| word.parse().ok()).collect()
+    }
+}
+
+fn missing(key: &str) -> io::Error {
+    io::Error::other(format!("`{key}` is not told"))
+}
+
+/// Fields of `stat`, by the numbers of proc(5).
+#[derive(Debug)]
+pub(crate) struct Stat(Vec<String>);
+
+impl Stat {
+    pub(crate) fn of(pid: i32) -> io::Result<Self> {
+        let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        // The name may hold anything, also brackets.
+        let end = text.rfind(')').ok_or_else(|| missing("stat"))?;
+        Ok(Self(text[end + 1..].split_whitespace().map(str::to_owned).collect()))
+    }
+
+    pub(crate) fn number(&self, field: usize) -> u64 {
+        self.0.get(field - 3).and_then(|word| word.parse().ok()).unwrap_or(0)
+    }
+
+    pub(crate) fn state(&self) -> &str {
+        self.0.first().map_or("", String::as_str)
+    }
+}
+
+/// Users or groups as the sandbox counts them.
+#[derive(Debug)]
+pub(crate) struct Ids(Vec<(u32, u32, u32)>);
+
+impl Ids {
+    pub(crate) fn of(init: i32, file: &str) -> io::Result<Self> {
+        let text = fs::read_to_string(format!("/proc/{init}/{file}"))?;
+        let line = |line: &str| {
+            let mut words = line.split_whitespace().map(str::parse);
+            Some((words.next()?.ok()?, words.next()?.ok()?, words.next()?.ok()?))
+        };
+        Ok(Self(text.lines().filter_map(line).collect()))
+    }
+
+    pub(crate) fn inside(&self, outside: u32) -> Option<u32> {
+        self.0.iter().find_map(|(inner, outer, count)| {
+            let distance = outside.checked_sub(*outer)?;
+            if distance < *count { inner.checked_add(distance) } else { None }
+        })
+    }
+}
+
+/// The last line of `fdinfo` with this key, and others by need.
+#[derive(Debug)]
+pub(crate) struct FdInfo(String);
+
+impl FdInfo {
+    pub(crate) fn of(pid: i32, number: i32) -> io::Result<Self> {
+        fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).map(Self)
+    }
+
+    pub(crate) fn field(&self, key: &str) -> Option<&str> {
+        self.0.lines().find_map(|line| line.strip_prefix(key)).map(str::trim)
+    }
+
+    pub(crate) fn lines(&self, key: &str) -> impl Iterator<Item = &str> {
+        self.0.lines().filter_map(move |line| line.strip_prefix(key)).map(str::trim)
+    }
+
+    pub(crate) fn flags(&self) -> io::Result<i32> {
+        let flags = self.field("flags:").and_then(|flags| i32::from_str_radix(flags, 8).ok());
+        flags.ok_or_else(|| missing("flags"))
+    }
+
+    pub(crate) fn position(&self) -> u64 {
+        self.field("pos:").and_then(|position| position.parse().ok()).unwrap_or(0)
+    }
+}
+
+/// A path that a link of `/proc` tells. Others than text are not taken.
+pub(crate) fn link(path: &str) -> io::Result<String> {
+    let target = fs::read_link(path)?;
+    target.into_os_string().into_string().map_err(|_| io::Error::other("a name that is not UTF-8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_counted_as_inside() {
+        let ids = Ids(vec![(0, 100_000, 1), (1, 200_000, 10)]);
+        let inside: Vec<_> =
+            [100_000, 100_001, 200_000, 200_009, 200_010, 5].map(|id| ids.inside(id)).into();
+        assert_eq!(inside, [Some(0), None, Some(1), Some(10), None, None]);
+    }
+
+    #[test]
+    fn our_own_status_is_read() {
+        let pid = std::process::id() as i32;
+        let status = Status::of(pid, pid).unwrap();
+        assert_eq!(status.last("NSpid").unwrap(), pid);
+        assert_eq!(status.numbers("Uid").len(), 4);
+        assert!(Stat::of(pid).unwrap().number(26) > 0);
+    }
+}

@@ -1,0 +1,162 @@
+//! Sockets: pairs, listeners, and those that are connected to nobody.
+
+use std::{cell::OnceCell, collections::HashMap, os::fd::AsRawFd as _};
+
+use super::files::Seen;
+use crate::{
+    image::{Bytes, Datagram, FileKind, Listener, SocketOption},
+    sys::socket::{self, UnixSocket},
+};
+
+/// All unix sockets of the sandbox; asked for when there is one.
+#[derive(Debug)]
+pub(super) struct UnixSockets {
+    init: i32,
+    found: OnceCell<HashMap<u64, UnixSocket>>,
+}
+
+impl UnixSockets {
+    pub(super) fn of(init: i32) -> Self {
+        Self { init, found: OnceCell::new() }
+    }
+
+    fn socket(&self, inode: u64) -> Result<UnixSocket, String> {
+        if self.found.get().is_none() {
+            let found = socket::unix_sockets(self.init);
+            let found = found.map_err(|err| format!("sockets cannot be asked for ({err})"))?;
+            let _ = self.found.set(found);
+        }
+        let found = self.found.get().and_then(|found| found.get(&inode));
+        found.copied().ok_or_else(|| "the kernel does not tell of it".to_owned())
+    }
+}
+
+/// What is carried over: level and name.
+const OPTIONS: [(i32, i32); 6] = [
+    (libc::SOL_SOCKET, libc::SO_REUSEADDR),
+    (libc::SOL_SOCKET, libc::SO_REUSEPORT),
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    (libc::SOL_SOCKET, libc::SO_BROADCAST),
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
+];
+
+pub(super) fn kind(seen: &Seen<'_>, unix: &UnixSockets) -> Result<FileKind, String> {
+    let fd = seen.fd.as_raw_fd();
+    let option = |name| {
+        socket::option(fd, libc::SOL_SOCKET, name)
+            .map_err(|err| format!("it tells nothing ({err})"))
+    };
+    if seen.info.field("scm_fds:").is_some_and(|count| count != "0") {
+        return Err("descriptors are on their way through it; try again".to_owned());
+    }
+    let (family, kind) = (option(libc::SO_DOMAIN)?, option(libc::SO_TYPE)?);
+    let listens = option(libc::SO_ACCEPTCONN)? != 0;
+    match (family, kind) {
+        (libc::AF_UNIX, _) => of_unix(seen, unix, kind, listens),
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM) => of_tcp(fd, family, listens),
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM) => {
+            datagram(fd, family, kind, option(libc::SO_PROTOCOL)?)
+        }
+        _ => {
+            Err(format!("sockets of family {family}, kind {kind} are not captured; close it first"))
+        }
+    }
+}
+
+fn carried(fd: i32, family: i32) -> Vec<SocketOption> {
+    let fits = |level| level != libc::IPPROTO_IPV6 || family == libc::AF_INET6;
+    let options = OPTIONS.iter().filter(|(level, _)| fits(*level));
+    let value = |(level, name): &(i32, i32)| {
+        let value = socket::option(fd, *level, *name).ok().filter(|value| *value != 0)?;
+        let value = Bytes(value.to_le_bytes().to_vec());
+        Some(SocketOption { level: *level, name: *name, value })
+    };
+    options.filter_map(value).collect()
+}
+
+fn of_tcp(fd: i32, family: i32, listens: bool) -> Result<FileKind, String> {
+    const CLOSED: u8 = 7;
+    let told = |err| format!("it tells nothing ({err})");
+    let info = socket::option_bytes(fd, libc::IPPROTO_TCP, libc::TCP_INFO, 64).map_err(told)?;
+    let number = |at: usize| {
+        let bytes = info.get(at..at + 4).and_then(|bytes| bytes.try_into().ok());
+        bytes.map_or(0, u32::from_ne_bytes)
+    };
+    if !listens {
+        return match info.first() {
+            Some(&CLOSED) => datagram(fd, family, libc::SOCK_STREAM, libc::IPPROTO_TCP),
+            _ => Err("connections are not captured yet; close it first".to_owned()),
+        };
+    }
+    // Of a listener, these two tell how many wait and how many may.
+    let (waiting, backlog) = (number(24), number(28));
+    if waiting > 0 {
+        return Err(format!("{waiting} connections wait to be accepted; try again"));
+    }
+    listener(fd, family, libc::SOCK_STREAM, backlog as i32)
+}
+
+fn listener(fd: i32, family: i32, kind: i32, backlog: i32) -> Result<FileKind, String> {
+    let address = socket::address(fd).map_err(|err| format!("it has no address ({err})"))?;
+    let options = carried(fd, family);
+    Ok(FileKind::Listener(Listener { family, kind, address: Bytes(address), backlog, options }))
+}
+
+fn datagram(fd: i32, family: i32, kind: i32, protocol: i32) -> Result<FileKind, String> {
+    const UNBOUND_UNIX: usize = 2;
+    if socket::peer_address(fd).is_ok() {
+        return Err("connections are not captured yet; close it first".to_owned());
+    }
+    if socket::peek(fd, 1).is_ok_and(|bytes| !bytes.is_empty()) {
+        return Err("something came that was not read yet; try again".to_owned());
+    }
+    let address = socket::address(fd).map_err(|err| format!("it has no address ({err})"))?;
+    let is_bound = match family {
+        libc::AF_UNIX => address.len() > UNBOUND_UNIX,
+        _ => address.get(2..4).is_some_and(|port| port != [0, 0]),
+    };
+    let options = carried(fd, family);
+    let address = is_bound.then_some(Bytes(address));
+    Ok(FileKind::Datagram(Datagram { family, kind, protocol, address, options }))
+}
+
+fn of_unix(
+    seen: &Seen<'_>,
+    unix: &UnixSockets,
+    kind: i32,
+    listens: bool,
+) -> Result<FileKind, String> {
+    const BACKLOG: i32 = 4096;
+    let fd = seen.fd.as_raw_fd();
+    let socket = unix.socket(seen.stat.st_ino)?;
+    if socket.shut != 0 {
+        return Err("its other end is closed, or half of it is shut; close it first".to_owned());
+    }
+    if listens {
+        if socket.waiting > 0 {
+            return Err("connections wait to be accepted; try again".to_owned());
+        }
+        return listener(fd, libc::AF_UNIX, kind, BACKLOG);
+    }
+    if socket.peer == 0 {
+        return datagram(fd, libc::AF_UNIX, kind, 0);
+    }
+    let address = socket::address(fd).map_err(|err| format!("it has no address ({err})"))?;
+    if address.len() > 2 {
+        return Err("a connection through a named socket is not captured yet".to_owned());
+    }
+    if socket::peer_address(fd).is_ok_and(|address| address.len() > 2) {
+        return Err("a connection through a named socket is not captured yet".to_owned());
+    }
+    let waiting = rustix::io::ioctl_fionread(seen.fd).unwrap_or(0) as usize;
+    let queued = match (waiting, kind) {
+        (0, _) => Vec::new(),
+        (_, libc::SOCK_STREAM) => {
+            let bytes = socket::peek(fd, waiting);
+            vec![Bytes(bytes.map_err(|err| format!("it cannot be read ({err})"))?)]
+        }
+        _ => return Err("messages wait that were not read yet; try again".to_owned()),
+    };
+    Ok(FileKind::Pair { socket: seen.stat.st_ino, peer: socket.peer, kind, queued })
+}

@@ -1,0 +1,329 @@
+//! Stopping a tree of processes, so that nothing in it changes while it is looked at.
+//!
+//! Every task is seized and interrupted; what forks meanwhile is found by looking again, until nothing
+//! new is found: then nobody is left who could fork. Whatever happens, dropping [`Frozen`] lets all of
+//! them go on where they were; so does our death.
+
+use std::{
+    collections::{HashMap, HashSet, hash_map::Entry},
+    fs, io,
+    os::fd::OwnedFd,
+    time::Duration,
+};
+
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::{
+    arch::Registers,
+    error::{Doing as _, Error, Result},
+    hand::Hand,
+    sys::{self, Deadline, Patience, ptrace},
+};
+
+/// How long one attempt waits for one task. A parent in `vfork` waits for its child, and the child for
+/// us: only letting go helps.
+const ATTEMPT: Duration = Duration::from_millis(20);
+const TASKS_MAX: usize = 1 << 15;
+
+/// A tree of processes: everything below process 1 of a pid namespace, without that one.
+#[derive(Clone, Debug)]
+pub struct Tree {
+    pub(crate) init: i32,
+}
+
+impl Tree {
+    /// `init` is the number of the namespace's process 1, as seen from here.
+    #[must_use]
+    pub fn below(init: i32) -> Self {
+        Self { init }
+    }
+
+    /// Everybody below init, parents before their children. May be out of date unless all of them stand.
+    fn processes(&self) -> Vec<i32> {
+        let mut all = children(self.init);
+        let mut next = 0;
+        while next < all.len() && all.len() < TASKS_MAX {
+            let more = children(all[next]);
+            all.extend(more);
+            next += 1;
+        }
+        all
+    }
+}
+
+/// Of all threads. A process that is gone has none.
+fn children(pid: i32) -> Vec<i32> {
+    let mut all = Vec::new();
+    for tid in tasks(pid) {
+        let list = fs::read_to_string(format!("/proc/{pid}/task/{tid}/children"));
+        all.extend(
+            list.unwrap_or_default().split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()),
+        );
+    }
+    all
+}
+
+fn tasks(pid: i32) -> Vec<i32> {
+    let Ok(list) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
+    let numbers = list.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let mut all: Vec<i32> = numbers.collect();
+    all.sort_by_key(|tid| (*tid != pid, *tid));
+    all
+}
+
+/// A task that stands.
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub(crate) tid: i32,
+    /// Where the program is.
+    pub(crate) regs: Registers,
+    pub(crate) mask: u64,
+    /// The signal of a job control stop that it was in already.
+    pub(crate) job_stop: i32,
+    /// It stands somewhere else than the program would.
+    pub(crate) moved: bool,
+    /// Came meanwhile, and could not be blocked.
+    pub(crate) owed: Vec<i32>,
+}
+
+/// A process all of whose tasks stand. The first is its leader.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) pid: i32,
+    pub(crate) pidfd: OwnedFd,
+    pub(crate) tasks: Vec<Task>,
+    pub(crate) hand: Option<Hand>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Frozen {
+    pub(crate) processes: Vec<Held>,
+    /// Dead, and not yet asked for by their parents: number and number of the parent.
+    pub(crate) dead: Vec<(i32, i32)>,
+}
+
+enum Attempt {
+    Stands(Frozen),
+    /// Everybody was let go; this one did not come to a stop.
+    Again(i32),
+}
+
+/// Stops all of `tree`.
+pub(crate) fn freeze(tree: &Tree, options: u64, deadline: Deadline) -> Result<Frozen> {
+    let mut attached = HashSet::new();
+    for round in 0.. {
+        match attempt(tree, options, &mut attached, deadline)? {
+            Attempt::Stands(frozen) => return Ok(frozen),
+            Attempt::Again(pid) if deadline.passed() => {
+                let why = "it waits in the kernel, or forks without end";
+                return Err(Error::Restless { pid, why });
+            }
+            Attempt::Again(_) => sys::pause(Duration::from_micros(200 + 100 * u64::min(round, 20))),
+        }
+    }
+    unreachable!("the loop ends by returning")
+}
+
+/// `attached` are tasks of ours that did not stand when they were let go, and so were not.
+fn attempt(
+    tree: &Tree,
+    options: u64,
+    attached: &mut HashSet<i32>,
+    deadline: Deadline,
+) -> Result<Attempt> {
+    let mut frozen = Frozen { processes: Vec::new(), dead: Vec::new() };
+    let mut known: HashMap<i32, usize> = HashMap::new();
+    loop {
+        let new = seize_new(tree, options, &mut frozen, &mut known, attached)?;
+        if new.is_empty() {
+            break;
+        }
+        for (pid, tid) in new {
+            let limit = Deadline::after(ATTEMPT).earlier(deadline);
+            match stop_of(tid, limit).doing("stop a task", pid)? {
+                Stop::Stands(job_stop) => {
+                    attached.remove(&tid);
+                    let task = Task::look(tid, job_stop).doing("read registers", pid)?;
+                    let index = known[&pid];
+                    frozen.processes[index].tasks.push(task);
+                }
+                Stop::Ended => {
+                    attached.remove(&tid);
+                }
+                Stop::Late => {
+                    drop(frozen);
+                    let limit = Deadline::after(Duration::from_millis(100));
+                    attached.retain(|tid| !let_go(*tid, limit));
+                    return Ok(Attempt::Again(tid));
+                }
+            }
+        }
+        if deadline.passed() {
+            let pid = frozen.processes.last().map_or(tree.init, |process| process.pid);
+            drop(frozen);
+            return Ok(Attempt::Again(pid));
+        }
+    }
+    frozen.processes.retain(|process| !process.tasks.is_empty());
+    frozen.dead = dead(&frozen);
+    Ok(Attempt::Stands(frozen))
+}
+
+/// Tasks that were not seized before, now are.
+fn seize_new(
+    tree: &Tree,
+    options: u64,
+    frozen: &mut Frozen,
+    known: &mut HashMap<i32, usize>,
+    attached: &mut HashSet<i32>,
+) -> Result<Vec<(i32, i32)>> {
+    let mut new = Vec::new();
+    for pid in tree.processes() {
+        for tid in tasks(pid) {
+            let stands =
+                |index: &usize| frozen.processes[*index].tasks.iter().any(|t| t.tid == tid);
+            if known.get(&pid).is_some_and(stands) || !seize(pid, tid, options, attached)? {
+                continue;
+            }
+            attached.insert(tid);
+            ptrace::interrupt(tid).or_else(gone_is_fine).doing("interrupt a task", pid)?;
+            if let Entry::Vacant(place) = known.entry(pid) {
+                let Ok(pidfd) = open_pidfd(pid) else { continue };
+                place.insert(frozen.processes.len());
+                frozen.processes.push(Held { pid, pidfd, tasks: Vec::new(), hand: None });
+            }
+            new.push((pid, tid));
+        }
+    }
+    Ok(new)
+}
+
+fn open_pidfd(pid: i32) -> io::Result<OwnedFd> {
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(pidfd_open(pid, PidfdFlags::empty())?)
+}
+
+fn gone_is_fine(err: io::Error) -> io::Result<()> {
+    if err.raw_os_error() == Some(libc::ESRCH) { Ok(()) } else { Err(err) }
+}
+
+/// `false` is a task that is no more. Leaving out any other would leave it out of the snapshot.
+fn seize(pid: i32, tid: i32, options: u64, attached: &HashSet<i32>) -> Result<bool> {
+    if attached.contains(&tid) {
+        return Ok(true);
+    }
+    let mut result = ptrace::seize(tid, options);
+    if options != 0 && matches!(&result, Err(err) if err.raw_os_error() == Some(libc::EINVAL)) {
+        result = ptrace::seize(tid, 0);
+    }
+    match result {
+        Ok(()) => Ok(true),
+        Err(_) if is_dead(tid) => Ok(false),
+        Err(source) if source.raw_os_error() == Some(libc::EPERM) && is_traced(tid) => {
+            let why = "somebody else traces it: end the debugger in the sandbox";
+            Err(Error::Restless { pid, why })
+        }
+        Err(source) => Err(Error::Process { doing: "trace a task", pid, source }),
+    }
+}
+
+fn is_traced(tid: i32) -> bool {
+    let status = fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+    tracer.is_some_and(|pid| pid.trim() != "0")
+}
+
+/// A leader that ended while its threads live is dead as a task, but its process is not.
+fn is_dead(tid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{tid}/stat")).unwrap_or_default();
+    let state = stat.rfind(") ").and_then(|at| stat[at + 2..].chars().next());
+    matches!(state, None | Some('Z' | 'X'))
+}
+
+enum Stop {
+    Stands(i32),
+    Ended,
+    Late,
+}
+
+/// Waits until an interrupted task stands. Signals that it was about to take it takes.
+fn stop_of(tid: i32, limit: Deadline) -> io::Result<Stop> {
+    let mut patience = Patience::default();
+    loop {
+        match ptrace::look(tid)? {
+            Some(ptrace::Event::Interrupted(job_stop)) => return Ok(Stop::Stands(job_stop)),
+            Some(ptrace::Event::Signal(signal)) => {
+                ptrace::go_on_with(tid, signal).or_else(gone_is_fine)?;
+            }
+            Some(ptrace::Event::Ended) => return Ok(Stop::Ended),
+            None if limit.passed() => return Ok(Stop::Late),
+            None => patience.wait(),
+        }
+    }
+}
+
+/// Waits for a task that was interrupted and did not stand, and lets it go. `false`: it still does not.
+fn let_go(tid: i32, limit: Deadline) -> bool {
+    match stop_of(tid, limit) {
+        Ok(Stop::Stands(_)) => ptrace::detach(tid).is_ok(),
+        Ok(Stop::Ended) => true,
+        Ok(Stop::Late) | Err(_) => false,
+    }
+}
+
+fn dead(frozen: &Frozen) -> Vec<(i32, i32)> {
+    let alive: HashSet<i32> = frozen.processes.iter().map(|process| process.pid).collect();
+    let of = |parent: i32| children(parent).into_iter().map(move |child| (child, parent));
+    let all = frozen.processes.iter().flat_map(|process| of(process.pid));
+    all.filter(|(child, _)| !alive.contains(child)).collect()
+}
+
+impl Task {
+    fn look(tid: i32, job_stop: i32) -> io::Result<Self> {
+        let (regs, mask) = (Registers::of(tid)?, ptrace::mask(tid)?);
+        Ok(Self { tid, regs, mask, job_stop, moved: false, owed: Vec::new() })
+    }
+
+    /// The mask first: while registers are elsewhere, the way back sets it anyway.
+    pub(crate) fn put_back(&mut self) -> io::Result<()> {
+        if self.moved {
+            ptrace::set_mask(self.tid, self.mask)?;
+            self.regs.set(self.tid)?;
+            self.moved = false;
+        }
+        Ok(())
+    }
+}
+
+impl Held {
+    /// Puts all tasks back where the program is, and lets them go.
+    pub(crate) fn release(&mut self) {
+        let closed = self.close();
+        for mut task in self.tasks.drain(..) {
+            // What cannot be put back goes back by itself.
+            let _ = task.put_back();
+            let _ = ptrace::detach(task.tid);
+            for signal in task.owed {
+                let _ = sys::task::kill(self.pid, signal);
+            }
+        }
+        // Nothing more can be done for it than to let it go.
+        drop(closed);
+    }
+}
+
+impl Frozen {
+    pub(crate) fn thaw(mut self) {
+        self.release();
+    }
+
+    fn release(&mut self) {
+        self.processes.iter_mut().for_each(Held::release);
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        self.release();
+    }
+}

@@ -1,0 +1,260 @@
+//! Images on disk.
+
+use std::{
+    fmt,
+    fs::{self, File},
+    io::{self, IoSlice, Read as _, Write as _},
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{ImageError, check, model::Snapshot};
+use crate::sys::PAGE;
+
+pub(crate) const FORMAT: u32 = 1;
+const MAGIC: &str = "forkpoint-checkpoint";
+const HEADER: &str = "image.json";
+const PAGES: &str = "pages";
+/// A header longer than this is not read: ten thousand mappings need two megabytes.
+const HEADER_MAX: u64 = 256 << 20;
+const LINE_MAX: usize = 128;
+/// Pages are under one checksum so many bytes at a time.
+const CHUNK: usize = 256 << 10;
+
+/// What an image is called by: the checksum of its header, which holds those of its pages.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ImageId(blake3::Hash);
+
+impl fmt::Display for ImageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0.to_hex())
+    }
+}
+
+impl fmt::Debug for ImageId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Header {
+    /// What it lies over.
+    parent: Option<String>,
+    pages_len_bytes: u64,
+    /// Of pages, [`CHUNK`] by [`CHUNK`].
+    sums: Vec<String>,
+    snapshot: Snapshot,
+}
+
+/// An image, checked.
+#[derive(Debug)]
+pub struct Image {
+    pub path: PathBuf,
+    pub id: ImageId,
+    pub snapshot: Snapshot,
+    pub pages_len_bytes: u64,
+    pub(crate) pages: File,
+    parent: Option<String>,
+    sums: Vec<String>,
+}
+
+/// Writes an image as the directory `path`, which must not exist. `blocks` are its pages.
+pub(crate) fn write(
+    path: &Path,
+    parent: Option<ImageId>,
+    snapshot: &Snapshot,
+    blocks: &[Vec<u8>],
+    sync: bool,
+) -> Result<ImageId, ImageError> {
+    let staged = staged(path);
+    let result = write_staged(&staged, path, parent, snapshot, blocks, sync);
+    if result.is_err() {
+        // What could not be made must not stay half made; that it cannot go either is no second error.
+        let _ = fs::remove_dir_all(&staged);
+    }
+    result
+}
+
+fn staged(path: &Path) -> PathBuf {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".new-{}", std::process::id()));
+    path.with_file_name(name)
+}
+
+fn write_staged(
+    staged: &Path,
+    path: &Path,
+    parent: Option<ImageId>,
+    snapshot: &Snapshot,
+    blocks: &[Vec<u8>],
+    sync: bool,
+) -> Result<ImageId, ImageError> {
+    let failed = |doing: &'static str, path: &Path| {
+        let path = path.to_owned();
+        move |source| ImageError::File { doing, path, source }
+    };
+    fs::create_dir(staged).map_err(failed("create", staged))?;
+    let pages_path = staged.join(PAGES);
+    let mut pages = private(&pages_path).map_err(failed("create", &pages_path))?;
+    write_blocks(&mut pages, blocks).map_err(failed("write", &pages_path))?;
+    let header = Header {
+        parent: parent.map(|id| id.to_string()),
+        pages_len_bytes: blocks.iter().map(|block| block.len() as u64).sum(),
+        sums: sums(blocks),
+        snapshot: snapshot.clone(),
+    };
+    let header_path = staged.join(HEADER);
+    let body = serde_json::to_vec(&header).map_err(io::Error::other);
+    let body = body.map_err(failed("write", &header_path))?;
+    let id = ImageId(blake3::hash(&body));
+    let mut file = private(&header_path).map_err(failed("create", &header_path))?;
+    let line = format!("{MAGIC} {FORMAT} {id}\n");
+    let text = file.write_all(line.as_bytes()).and_then(|()| file.write_all(&body));
+    text.map_err(failed("write", &header_path))?;
+    if sync {
+        pages.sync_all().map_err(failed("sync", &pages_path))?;
+        file.sync_all().map_err(failed("sync", &header_path))?;
+    }
+    fs::rename(staged, path).map_err(failed("create", path))?;
+    if sync && let Some(parent) = path.parent() {
+        let directory = File::open(parent).and_then(|directory| directory.sync_all());
+        directory.map_err(failed("sync", parent))?;
+    }
+    Ok(id)
+}
+
+/// Memory holds secrets.
+fn private(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    File::options().write(true).create_new(true).mode(0o600).open(path)
+}
+
+fn write_blocks(file: &mut File, blocks: &[Vec<u8>]) -> io::Result<()> {
+    let mut slices: Vec<IoSlice<'_>> = blocks.iter().map(|block| IoSlice::new(block)).collect();
+    let mut rest = &mut slices[..];
+    IoSlice::advance_slices(&mut rest, 0);
+    while !rest.is_empty() {
+        let written = file.write_vectored(&rest[..rest.len().min(512)])?;
+        if written == 0 {
+            return Err(io::ErrorKind::WriteZero.into());
+        }
+        IoSlice::advance_slices(&mut rest, written);
+    }
+    Ok(())
+}
+
+/// Chunks lie across blocks.
+fn sums(blocks: &[Vec<u8>]) -> Vec<String> {
+    let mut sums = Vec::new();
+    let (mut hasher, mut filled) = (blake3::Hasher::new(), 0);
+    for mut block in blocks.iter().map(Vec::as_slice) {
+        while !block.is_empty() {
+            let (now, later) = block.split_at(block.len().min(CHUNK - filled));
+            hasher.update(now);
+            filled += now.len();
+            block = later;
+            if filled == CHUNK {
+                sums.push(hasher.finalize().to_hex().to_string());
+                (hasher, filled) = (blake3::Hasher::new(), 0);
+            }
+        }
+    }
+    if filled > 0 {
+        sums.push(hasher.finalize().to_hex().to_string());
+    }
+    sums
+}
+
+impl Image {
+    /// Opens and checks everything but the contents of pages, which [`Image::check_pages`] looks at.
+    pub fn open(path: impl Into<PathBuf>) -> Result<Self, ImageError> {
+        let path = path.into();
+        let (header, id) = read_header(&path)?;
+        let Header { parent, pages_len_bytes, sums, snapshot } = header;
+        let damaged = |why: String| ImageError::Damaged { path: path.clone(), why };
+        check::snapshot(&snapshot, pages_len_bytes).map_err(damaged)?;
+        let pages_path = path.join(PAGES);
+        let failed = |source| ImageError::File { doing: "open", path: pages_path.clone(), source };
+        let pages = File::open(&pages_path).map_err(failed)?;
+        let len = pages.metadata().map_err(failed)?.len();
+        if len != pages_len_bytes {
+            let why = format!("`{PAGES}` has {len} bytes instead of {pages_len_bytes}");
+            return Err(damaged(why));
+        }
+        if sums.len() as u64 != pages_len_bytes.div_ceil(CHUNK as u64) {
+            return Err(damaged(format!("checksums of `{PAGES}` are missing")));
+        }
+        Ok(Self { id, snapshot, pages_len_bytes, pages, parent, sums, path })
+    }
+
+    /// Reads all pages and compares them with their checksums.
+    pub fn check_pages(&self) -> Result<(), ImageError> {
+        use std::os::unix::fs::FileExt as _;
+        let mut buffer = vec![0; CHUNK];
+        let path = || self.path.join(PAGES);
+        for (index, sum) in self.sums.iter().enumerate() {
+            let at = (index * CHUNK) as u64;
+            let len = (self.pages_len_bytes - at).min(CHUNK as u64) as usize;
+            let read = self.pages.read_exact_at(&mut buffer[..len], at);
+            read.map_err(|source| ImageError::File { doing: "read", path: path(), source })?;
+            if blake3::hash(&buffer[..len]).to_hex().as_str() != sum {
+                let why = format!("bytes {at} to {} are not what was written", at + len as u64);
+                return Err(ImageError::Damaged { path: path(), why });
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it lies over `parent`, or over nothing.
+    pub(crate) fn check_parent(&self, parent: Option<&Self>) -> Result<(), ImageError> {
+        let below = parent.map(|parent| parent.id.to_string());
+        if self.parent == below {
+            return Ok(());
+        }
+        let wanted = self.parent.clone().unwrap_or_else(|| "none".to_owned());
+        Err(ImageError::OtherParent { path: self.path.clone(), wanted })
+    }
+
+    /// What it lies over.
+    #[must_use]
+    pub fn parent(&self) -> Option<&str> {
+        self.parent.as_deref()
+    }
+}
+
+fn read_header(directory: &Path) -> Result<(Header, ImageId), ImageError> {
+    let path = directory.join(HEADER);
+    let failed = |source| ImageError::File { doing: "read", path: path.clone(), source };
+    let file = File::open(&path).map_err(failed)?;
+    let mut bytes = Vec::new();
+    file.take(HEADER_MAX + 1).read_to_end(&mut bytes).map_err(failed)?;
+    let foreign = |why| ImageError::Foreign { path: path.clone(), why };
+    if bytes.len() as u64 > HEADER_MAX {
+        return Err(foreign("it is too long"));
+    }
+    let end = bytes.iter().take(LINE_MAX).position(|byte| *byte == b'\n');
+    let (line, body) = bytes.split_at(end.ok_or_else(|| foreign("its first line is missing"))?);
+    let body = &body[1..];
+    let line = std::str::from_utf8(line).map_err(|_| foreign("its first line is not text"))?;
+    let mut words = line.split(' ');
+    if words.next() != Some(MAGIC) {
+        return Err(foreign("it does not begin as one"));
+    }
+    let format = words.next().and_then(|word| word.parse::<u32>().ok());
+    match format.ok_or_else(|| foreign("it has no format"))? {
+        FORMAT => {}
+        format if format > FORMAT => return Err(ImageError::Newer { path: path.clone(), format }),
+        _ => return Err(foreign("it has no format that ever was")),
+    }
+    let id = ImageId(blake3::hash(body));
+    let damaged = |why: String| ImageError::Damaged { path: path.clone(), why };
+    if words.next() != Some(id.to_string().as_str()) || words.next().is_some() {
+        return Err(damaged("its checksum does not fit".to_owned()));
+    }
+    let header = serde_json::from_slice(body).map_err(|err| damaged(err.to_string()))?;
+    Ok((header, id))
+}
+
+const _: () = assert!((CHUNK as u64).is_multiple_of(PAGE), "a page lies in one chunk");

@@ -1,0 +1,37 @@
+//! Running processes as an image on disk, and back: a tree below process 1 of a pid namespace, as the
+//! embedded runtime makes them. Nothing is installed, nothing is patched, and the processes know
+//! nothing of it.
+//!
+//! | to do | with |
+//! |---|---|
+//! | capture a tree while it runs | [`capture`], or [`Tracker::capture`] for what changed since the last time |
+//! | write it down | [`Captured::write`] |
+//! | read it back, checked | [`Chain::open`] |
+//! | bring it back in a new sandbox | [`restore::Plan`] |
+//! | go back to it in place | [`Tracker::rollback`] |
+//!
+//! It needs the rights to trace the tree: root's, or those over the tree's user namespace.
+
+mod arch;
+pub mod bare;
+mod coverage;
+mod dump;
+mod error;
+mod freeze;
+mod hand;
+pub mod image;
+mod ranges;
+pub mod restore;
+mod rollback;
+mod script;
+mod sys;
+mod track;
+
+pub use self::{
+    dump::{CaptureSpec, Captured, capture},
+    error::{Error, Refusal, Refusals, Result},
+    freeze::Tree,
+    image::{Chain, ImageError, ImageId},
+    rollback::RolledBack,
+    track::Tracker,
+};

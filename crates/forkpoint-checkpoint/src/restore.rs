@@ -1,0 +1,314 @@
+//! Bringing a captured tree back, in a new sandbox.
+//!
+//! ```text
+//!   launcher (one thread)              process 1 of the new sandbox        each process
+//!   Plan::new: checks, scripts ──fork──►  Plan::build: opens files ──fork──►  takes its place
+//!   Plan::finish: waits ◄──────────────────────────────────────────────────  ready, stands
+//!     checks every step, lets go ─────────────────────────────────────────►  the program goes on
+//! ```
+//!
+//! Everything is decided before anything is made: the launcher assembles all scripts, with the numbers of
+//! descriptors and the addresses that they will find. Nothing of the program runs before every step of
+//! every process was checked; until then, killing process 1 undoes all of it.
+
+use std::{collections::BTreeMap, fs, io, os::fd::AsRawFd as _, time::Duration};
+
+use crate::{
+    arch,
+    coverage::{Findings, Whose},
+    dump::{maps::Maps, proc::Status, this_machine},
+    error::{Doing as _, Error, Result},
+    freeze::{Frozen, Held, Tree, freeze},
+    hand::{Reins, quiet_signal},
+    image::{Alive, Chain, MappingKind, Process, Snapshot},
+    ranges::Range,
+    script::{Call, Outcome},
+    sys::{Deadline, Patience, ptrace, task::threads_here},
+};
+
+mod assemble;
+mod board;
+mod files;
+mod tree;
+
+use self::{assemble::Assembled, board::Board};
+
+/// All that is needed to bring a tree back.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    chain: &'a Chain,
+    board: Board,
+    numbers: Numbers,
+    /// One for each living process, in the order of the image.
+    scripts: Vec<Option<Assembled>>,
+}
+
+/// Where descriptors are until each process has its own: above all that any of them has.
+#[derive(Clone, Debug)]
+pub(crate) struct Numbers {
+    base: i32,
+    /// Mapped files, and whether they are written to.
+    mapped: BTreeMap<String, (i32, bool)>,
+    pages: i32,
+    end: i32,
+}
+
+impl Numbers {
+    const LOWEST: i32 = 64;
+
+    fn new(snapshot: &Snapshot, chain: &Chain) -> Self {
+        let alive = || snapshot.processes.iter().filter_map(Process::alive);
+        let highest = alive().flat_map(|alive| alive.descriptors.iter().map(|d| d.number)).max();
+        // Nor may the images' own be overwritten before they are copied.
+        let of_images = chain.images().iter().map(|image| image.pages.as_raw_fd()).max();
+        let base = highest.max(of_images).map_or(0, |number| number + 1).max(Self::LOWEST);
+        let mut mapped: BTreeMap<String, (i32, bool)> = BTreeMap::new();
+        for alive in alive() {
+            mapped.entry(alive.space.exe.clone()).or_default();
+            for mapping in &alive.mappings {
+                match &mapping.kind {
+                    MappingKind::Private { path, .. } => {
+                        mapped.entry(path.clone()).or_default();
+                    }
+                    MappingKind::Shared { path, writable, .. } => {
+                        mapped.entry(path.clone()).or_default().1 |= writable;
+                    }
+                    MappingKind::Anonymous { .. } => {}
+                }
+            }
+        }
+        let mut next = base + snapshot.files.len() as i32;
+        for (number, _) in mapped.values_mut() {
+            *number = next;
+            next += 1;
+        }
+        Self { base, mapped, pages: next, end: next + chain.images().len() as i32 }
+    }
+
+    fn file(&self, index: usize) -> i32 {
+        self.base + index as i32
+    }
+
+    fn mapped(&self, path: &str) -> io::Result<i32> {
+        let number = self.mapped.get(path).map(|(number, _)| *number);
+        number.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn pages(&self, image: usize) -> i32 {
+        self.pages + image as i32
+    }
+}
+
+impl<'a> Plan<'a> {
+    /// Checks that the image fits this machine, and assembles what is to be done. The caller has one thread
+    /// and is about to copy itself.
+    pub fn new(chain: &'a Chain) -> Result<Self> {
+        let snapshot = &chain.top().snapshot;
+        check_machine(snapshot)?;
+        let numbers = Numbers::new(snapshot, chain);
+        let taken = own_ranges().system("read our own mappings")?;
+        let board = Board::new().system("make a shared page")?;
+        let scripts = snapshot.processes.iter().map(|process| {
+            let Some(alive) = process.alive() else { return Ok(None) };
+            let assembled = assemble::assemble(process.pid, alive, chain, &numbers, &taken);
+            assembled.map(Some).doing("assemble the steps", process.pid)
+        });
+        let scripts = scripts.collect::<Result<_>>()?;
+        Ok(Self { chain, board, numbers, scripts })
+    }
+
+    fn snapshot(&self) -> &'a Snapshot {
+        &self.chain.top().snapshot
+    }
+
+    fn threads(&self) -> u32 {
+        let alive = self.snapshot().processes.iter().filter_map(Process::alive);
+        alive.map(|alive| alive.threads.len() as u32).sum()
+    }
+
+    /// Makes the tree, below the calling process: process 1 of a new pid namespace, root in it, in the sandbox's
+    /// root with `/proc` and `/dev`. Closes every descriptor that it makes.
+    pub fn build(&self) -> Result<()> {
+        if threads_here() != 1 {
+            let source = io::Error::other("a process with several threads must not be copied");
+            return Err(Error::System { doing: "bring processes back", source });
+        }
+        let result = files::open_all(self).and_then(|()| tree::spawn(self));
+        if let Err(err) = &result {
+            self.board.fail(1, err);
+        }
+        files::close_all(&self.numbers);
+        result
+    }
+
+    /// Waits until the tree below `init` is complete, checks every step, and lets it run.
+    pub fn finish(&self, init: i32, patience: Duration) -> Result<()> {
+        let deadline = Deadline::after(patience);
+        self.wait(init, deadline)?;
+        let mut frozen =
+            freeze(&Tree::below(init), ptrace::EXIT_KILL | ptrace::SUSPEND_SECCOMP, deadline)?;
+        let result = self.check_and_prepare(&mut frozen);
+        if result.is_err() {
+            // They must not run: what is half made ends with process 1, which the caller kills.
+            std::mem::forget(frozen);
+            return result;
+        }
+        frozen.thaw();
+        Ok(())
+    }
+
+    fn wait(&self, init: i32, deadline: Deadline) -> Result<()> {
+        let wanted = self.threads();
+        let mut patience = Patience::default();
+        loop {
+            if let Some((pid, step)) = self.board.failure() {
+                let source = io::Error::other("nothing of it runs");
+                return Err(Error::Step { pid, step, source });
+            }
+            let ready = self.board.ready();
+            if ready >= wanted {
+                return Ok(());
+            }
+            if deadline.passed() || !is_alive(init) {
+                return Err(self.blame(init).unwrap_or(Error::Late { ready, wanted }));
+            }
+            patience.wait();
+        }
+    }
+
+    /// The first step that failed, of those that can be read.
+    fn blame(&self, init: i32) -> Option<Error> {
+        let mut frozen = freeze(
+            &Tree::below(init),
+            ptrace::EXIT_KILL,
+            Deadline::after(Duration::from_millis(300)),
+        )
+        .ok()?;
+        let found = frozen.processes.iter().find_map(|held| {
+            let (process, _, script) = self.find(held).ok()?;
+            script.first_failure(held.pid, process.pid).err()
+        });
+        frozen.processes.iter_mut().for_each(|held| held.tasks.clear());
+        found
+    }
+
+    fn find(&self, held: &Held) -> Result<(&Process, &Alive, &Assembled)> {
+        let status = Status::of(held.pid, held.pid).doing("read the state", held.pid)?;
+        let pid = status.last("NSpid").doing("read the number", held.pid)?;
+        let at = self.snapshot().processes.iter().position(|process| process.pid == pid);
+        at.and_then(|at| {
+            let process = &self.snapshot().processes[at];
+            Some((process, process.alive()?, self.scripts[at].as_ref()?))
+        })
+        .ok_or(Error::Ended { pid })
+    }
+
+    fn check_and_prepare(&self, frozen: &mut Frozen) -> Result<()> {
+        let living = self.scripts.iter().flatten().count();
+        if frozen.processes.len() != living {
+            let (ready, wanted) = (frozen.processes.len() as u32, living as u32);
+            return Err(Error::Late { ready, wanted });
+        }
+        for held in &frozen.processes {
+            let (process, _, script) = self.find(held)?;
+            script.first_failure(held.pid, process.pid)?;
+        }
+        for held in &mut frozen.processes {
+            let (process, alive, script) = self.find(held)?;
+            take_place(held, alive, script.area).doing("take the place", process.pid)?;
+        }
+        Ok(())
+    }
+}
+
+/// Gives every task the registers of the image, and takes away what the scripts were in.
+fn take_place(held: &mut Held, alive: &Alive, area: Range) -> io::Result<()> {
+    let pid = held.pid;
+    let mut numbers = Vec::with_capacity(held.tasks.len());
+    for task in &mut held.tasks {
+        let number = Status::of(pid, task.tid)?.last("NSpid")?;
+        let thread = alive.threads.iter().find(|thread| thread.tid == number);
+        let thread = thread.ok_or_else(|| io::Error::other("a thread that nobody knows"))?;
+        arch::set_extended(task.tid, &thread.extended.0)?;
+        task.regs = thread.registers.harmless();
+        task.mask = thread.mask;
+        task.moved = true;
+        numbers.push(number);
+    }
+    if numbers.len() != alive.threads.len() {
+        return Err(io::Error::other("a thread is missing"));
+    }
+    let whose = Whose { pid, name: String::new() };
+    let maps = Maps::of(pid, &whose, &mut Findings::default())?;
+    let vdso = maps.vdso.ok_or_else(|| io::Error::other("it has no vDSO"))?;
+    let status = Status::of(pid, pid)?;
+    let waiting = status.hex("SigPnd")? | status.hex("ShdPnd")?;
+    let bell = quiet_signal(status.hex("SigCgt")?, status.hex("SigIgn")?, waiting);
+    let bell = bell.ok_or_else(|| io::Error::other("no signal is left"))?;
+    held.lead(Reins { vdso, numbers, bell }, area)?;
+    held.close()?;
+    if alive.job_stopped {
+        // It is about to stand before it runs.
+        crate::sys::task::kill(pid, libc::SIGSTOP)?;
+    }
+    Ok(())
+}
+
+impl Assembled {
+    fn first_failure(&self, outside: i32, pid: i32) -> Result<()> {
+        for script in &self.scripts {
+            let outcome = Outcome::read(outside, script).doing("read the steps", pid)?;
+            let steps = script.calls().len() - self.parking;
+            if let Some((call, source)) = outcome.failure().filter(|(call, _)| *call < steps) {
+                return Err(Error::Step { pid, step: told(&script.calls()[call]), source });
+            }
+        }
+        Ok(())
+    }
+}
+
+fn told(call: &Call) -> String {
+    let [a, b, c, ..] = call.args;
+    format!("system call {} ({a:#x}, {b:#x}, {c:#x}, …) failed", call.number)
+}
+
+fn is_alive(pid: i32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat.rfind(") ").and_then(|at| stat[at + 2..].chars().next());
+    !matches!(state, None | Some('Z' | 'X'))
+}
+
+fn check_machine(snapshot: &Snapshot) -> Result<()> {
+    let ours = this_machine().system("look at this machine")?;
+    let theirs = &snapshot.machine;
+    let parts = [
+        (&theirs.arch, &ours.arch, "processor"),
+        (&theirs.kernel, &ours.kernel, "kernel"),
+        (&theirs.boot, &ours.boot, "boot"),
+    ];
+    for (theirs, ours, what) in parts {
+        if theirs != ours {
+            let told = |value: &String| format!("{what} `{value}`");
+            return Err(Error::OtherMachine { theirs: told(theirs), ours: told(ours) });
+        }
+    }
+    Ok(())
+}
+
+/// What this process has mapped, and so the copy that will make room for another.
+fn own_ranges() -> io::Result<Vec<Range>> {
+    let maps = fs::read_to_string("/proc/self/maps")?;
+    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+    let range = |line: &str| {
+        let (start, end) = line.split(' ').next()?.split_once('-')?;
+        Some((hex(start)?, hex(end)?))
+    };
+    Ok(maps.lines().filter_map(range).collect())
+}
+
+impl Numbers {
+    fn of_chain(&self, chain: &Chain) -> Vec<(i32, i32)> {
+        let pages = chain.images().iter().enumerate();
+        pages.map(|(index, image)| (image.pages.as_raw_fd(), self.pages(index))).collect()
+    }
+}

@@ -1,0 +1,414 @@
+//! Open files of the image, opened once for all processes: by process 1, inside.
+//!
+//! Each gets a number above all that a process of the image has; copies of the process inherit them, so
+//! that what was shared is shared again. Names are looked up in the sandbox's own root.
+
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    io::{self, Write as _},
+    os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _, OwnedFd, RawFd},
+};
+
+use rustix::{
+    event::EventfdFlags,
+    fs::{FileType, Mode, OFlags, ResolveFlags, fcntl_setfl, fstat, openat2},
+    net::{AddressFamily, SocketFlags, SocketType},
+    pipe::{PipeFlags, fcntl_setpipe_size, pipe_with},
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+};
+
+use super::{Numbers, Plan};
+use crate::{
+    coverage::DEVICES,
+    error::{Doing as _, Error, Result},
+    image::{
+        Bytes, Datagram, FileKind, Listener, Lock, MappingKind, OpenFile, Process, SocketOption,
+    },
+    sys::socket,
+};
+
+/// Opens everything at its number.
+pub(super) fn open_all(plan: &Plan<'_>) -> Result<()> {
+    raise_limit(plan.numbers.end).system("raise the limit of descriptors")?;
+    for (from, to) in plan.numbers.of_chain(plan.chain) {
+        copy_to(from, to).system("keep the pages open")?;
+    }
+    mapped_files(plan)?;
+    let mut opener = Opener::new(plan);
+    for (index, file) in plan.snapshot().files.iter().enumerate() {
+        let fd = opener.open(file).map_err(|source| {
+            let step = format!("open file {index} ({})", told(&file.kind));
+            Error::Step { pid: opener.holder(index), step, source }
+        })?;
+        place(fd, plan.numbers.file(index)).system("place a descriptor")?;
+    }
+    Ok(())
+}
+
+pub(super) fn close_all(numbers: &Numbers) {
+    // SAFETY: nobody else in this process uses these numbers: they were found free.
+    #[expect(unsafe_code, reason = "a whole range is closed")]
+    unsafe {
+        libc::syscall(libc::SYS_close_range, numbers.base, numbers.end - 1, 0)
+    };
+}
+
+fn raise_limit(end: RawFd) -> io::Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = end as u64 + 64;
+    if limit.current.is_some_and(|current| current < wanted) {
+        let current = Some(limit.maximum.unwrap_or(wanted).max(wanted));
+        setrlimit(Resource::Nofile, Rlimit { current, maximum: limit.maximum })?;
+    }
+    Ok(())
+}
+
+#[expect(unsafe_code, reason = "descriptors are placed by number")]
+fn copy_to(from: RawFd, to: RawFd) -> io::Result<()> {
+    // SAFETY: numbers from the base up are ours.
+    if unsafe { libc::dup3(from, to, libc::O_CLOEXEC) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+fn place(fd: OwnedFd, to: RawFd) -> io::Result<()> {
+    if fd.as_raw_fd() == to {
+        let _ = fd.into_raw_fd();
+        return Ok(());
+    }
+    copy_to(fd.as_raw_fd(), to)
+}
+
+fn told(kind: &FileKind) -> String {
+    match kind {
+        FileKind::Path { path, .. } | FileKind::Fifo { path, .. } => format!("`{path}`"),
+        FileKind::Listener(_) => "a listening socket".to_owned(),
+        FileKind::Terminal { terminal } | FileKind::Master { terminal, .. } => {
+            format!("pseudo-terminal {terminal}")
+        }
+        kind => format!("{kind:?}").chars().take(24).collect(),
+    }
+}
+
+/// Mapped files must be what they were; of those that are only seen privately, the size tells.
+fn mapped_files(plan: &Plan<'_>) -> Result<()> {
+    let mut sizes: HashMap<&str, u64> = HashMap::new();
+    for alive in plan.snapshot().processes.iter().filter_map(Process::alive) {
+        for mapping in &alive.mappings {
+            if let MappingKind::Private { path, len_bytes, .. } = &mapping.kind {
+                sizes.insert(path, *len_bytes);
+            }
+        }
+    }
+    for (path, (number, writable)) in &plan.numbers.mapped {
+        let flags = if *writable { OFlags::RDWR } else { OFlags::RDONLY };
+        let fd = inside(path, flags).file("open", path)?;
+        let stat = fstat(&fd).file("look at", path)?;
+        let fits = sizes.get(path.as_str()).is_none_or(|size| *size == stat.st_size as u64);
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || !fits {
+            let source = io::Error::other("it is not what it was when the snapshot was taken");
+            return Err(Error::File { doing: "use", path: path.clone(), source });
+        }
+        place(fd, *number).system("place a descriptor")?;
+    }
+    Ok(())
+}
+
+/// Opens a name in this root; a link in it cannot lead out, and nothing is waited for.
+fn inside(path: &str, flags: OFlags) -> io::Result<OwnedFd> {
+    let confined = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+    let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::open("/", directory, Mode::empty())?;
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let name = path.trim_start_matches('/');
+    let name = if name.is_empty() { "." } else { name };
+    Ok(openat2(root, name, flags, Mode::empty(), confined)?)
+}
+
+struct Opener<'a> {
+    plan: &'a Plan<'a>,
+    /// Both ends, by the pipe's number: reader and writer.
+    pipes: HashMap<u64, (OwnedFd, OwnedFd)>,
+    /// The other end of a pair of which one was asked for, by its number.
+    pairs: HashMap<u64, OwnedFd>,
+    deleted: HashMap<u64, OwnedFd>,
+}
+
+impl<'a> Opener<'a> {
+    fn new(plan: &'a Plan<'a>) -> Self {
+        Self { plan, pipes: HashMap::new(), pairs: HashMap::new(), deleted: HashMap::new() }
+    }
+
+    /// Some process that has it.
+    fn holder(&self, file: usize) -> i32 {
+        let has = |process: &&Process| {
+            process.alive().is_some_and(|alive| alive.descriptors.iter().any(|d| d.file == file))
+        };
+        self.plan.snapshot().processes.iter().find(has).map_or(1, |process| process.pid)
+    }
+
+    fn open(&mut self, file: &OpenFile) -> io::Result<OwnedFd> {
+        let flags = OFlags::from_bits_retain(file.flags as u32);
+        match &file.kind {
+            FileKind::Path { path, position, directory, lock } => {
+                let fd = open_path(path, flags, *directory)?;
+                if *position != 0 && !flags.contains(OFlags::PATH) {
+                    rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(*position))?;
+                }
+                if let Some(lock) = lock {
+                    socket::lock_file(fd.as_raw_fd(), matches!(lock, Lock::Exclusive))?;
+                }
+                Ok(fd)
+            }
+            FileKind::Deleted { content, position, mode, inode } => {
+                let fd = self.deleted(content, *mode, *inode, flags)?;
+                rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(*position))?;
+                Ok(fd)
+            }
+            FileKind::Pipe { pipe, capacity, content } => {
+                self.pipe(*pipe, *capacity, content, flags)
+            }
+            FileKind::Event { count, semaphore } => event(*count, *semaphore, flags),
+            FileKind::Timer { clock, value, ticks } => timer(*clock, value, *ticks, flags),
+            FileKind::Signal { mask } => signals(*mask, flags),
+            FileKind::Poll { .. } => {
+                use rustix::event::epoll::{CreateFlags, create};
+                Ok(create(CreateFlags::CLOEXEC)?)
+            }
+            FileKind::Pair { socket, peer, kind, queued } => {
+                self.pair(*socket, *peer, *kind, queued, flags)
+            }
+            FileKind::Listener(listener) => listen(listener, flags),
+            FileKind::Datagram(socket) => datagram(socket, flags),
+            FileKind::Master { terminal, settings, size, locked, .. } => {
+                master(*terminal, &settings.0, *size, *locked, flags)
+            }
+            FileKind::Terminal { terminal } => Ok(rustix::fs::open(
+                format!("/dev/pts/{terminal}"),
+                flags | OFlags::CLOEXEC | OFlags::NOCTTY,
+                Mode::empty(),
+            )?),
+            FileKind::Fifo { .. } | FileKind::Watch { .. } => {
+                Err(io::ErrorKind::Unsupported.into())
+            }
+        }
+    }
+
+    fn deleted(
+        &mut self,
+        content: &Bytes,
+        mode: u32,
+        inode: u64,
+        flags: OFlags,
+    ) -> io::Result<OwnedFd> {
+        if let Entry::Vacant(place) = self.deleted.entry(inode) {
+            let new = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+            let mode = Mode::from_raw_mode(mode);
+            let fd = rustix::fs::open("/tmp", new, mode)
+                .or_else(|_| rustix::fs::open("/", new, mode))?;
+            let mut file = std::fs::File::from(fd);
+            file.write_all(&content.0)?;
+            place.insert(file.into());
+        }
+        let path = format!("/proc/self/fd/{}", self.deleted[&inode].as_raw_fd());
+        let flags = flags.difference(OFlags::TMPFILE | OFlags::NOFOLLOW) | OFlags::CLOEXEC;
+        Ok(rustix::fs::open(path, flags, Mode::empty())?)
+    }
+
+    fn pipe(
+        &mut self,
+        pipe: u64,
+        capacity: u32,
+        content: &Bytes,
+        flags: OFlags,
+    ) -> io::Result<OwnedFd> {
+        if let Entry::Vacant(place) = self.pipes.entry(pipe) {
+            let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+            fcntl_setpipe_size(&writer, capacity as usize)?;
+            place.insert((reader, writer));
+        }
+        let (reader, writer) = &self.pipes[&pipe];
+        if !content.0.is_empty() {
+            write_now(writer, &content.0)?;
+        }
+        let is_writer = flags.contains(OFlags::WRONLY);
+        // Each open file of the image is an open file of its own, also where several are one end.
+        let path = format!("/proc/self/fd/{}", if is_writer { writer } else { reader }.as_raw_fd());
+        Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
+    }
+
+    fn pair(
+        &mut self,
+        socket: u64,
+        peer: u64,
+        kind: i32,
+        queued: &[Bytes],
+        flags: OFlags,
+    ) -> io::Result<OwnedFd> {
+        let (ours, theirs) = match self.pairs.remove(&socket) {
+            Some(ours) => {
+                let index = self.plan.snapshot().files.iter().position(
+                    |file| matches!(&file.kind, FileKind::Pair { socket, .. } if *socket == peer),
+                );
+                let index = index.ok_or_else(|| io::Error::other("its other end is missing"))?;
+                (ours, duplicate(self.plan.numbers.file(index))?)
+            }
+            None => {
+                let kind = SocketType::from_raw(kind as u32);
+                let flags = SocketFlags::CLOEXEC;
+                let (ours, theirs) =
+                    rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None)?;
+                self.pairs.insert(peer, theirs.try_clone()?);
+                (ours, theirs)
+            }
+        };
+        for message in queued {
+            write_now(&theirs, &message.0)?;
+        }
+        fcntl_setfl(&ours, flags & OFlags::NONBLOCK)?;
+        Ok(ours)
+    }
+}
+
+#[expect(unsafe_code, reason = "a descriptor is known by its number")]
+fn duplicate(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: the number is one of ours, and the copy is nobody else's.
+    let fd = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: just made.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// All at once: what was there fits again.
+fn write_now(fd: &OwnedFd, mut bytes: &[u8]) -> io::Result<()> {
+    fcntl_setfl(fd, OFlags::NONBLOCK)?;
+    while !bytes.is_empty() {
+        let len = rustix::io::write(fd, bytes)?;
+        bytes = &bytes[len..];
+    }
+    Ok(fcntl_setfl(fd, OFlags::empty())?)
+}
+
+fn open_path(path: &str, flags: OFlags, directory: bool) -> io::Result<OwnedFd> {
+    let flags = if directory { flags | OFlags::DIRECTORY } else { flags };
+    // A fifo that took the name would be waited for.
+    let fd = inside(path, flags.difference(OFlags::TMPFILE) | OFlags::NONBLOCK)
+        .or_else(|err| if flags.contains(OFlags::PATH) { inside(path, flags) } else { Err(err) })?;
+    let wanted = match FileType::from_raw_mode(fstat(&fd)?.st_mode) {
+        FileType::Directory => directory,
+        FileType::RegularFile => !directory,
+        FileType::CharacterDevice => DEVICES.contains(&path),
+        _ => false,
+    };
+    if !wanted {
+        return Err(io::Error::other("it is of another kind than it was"));
+    }
+    if !flags.contains(OFlags::PATH) && !flags.contains(OFlags::NONBLOCK) {
+        fcntl_setfl(&fd, flags & (OFlags::APPEND | OFlags::DIRECT | OFlags::NOATIME))?;
+    }
+    Ok(fd)
+}
+
+fn event(count: u64, semaphore: bool, flags: OFlags) -> io::Result<OwnedFd> {
+    let mut how = EventfdFlags::CLOEXEC;
+    how.set(EventfdFlags::SEMAPHORE, semaphore);
+    let fd = rustix::event::eventfd(0, how)?;
+    if count > 0 {
+        rustix::io::write(&fd, &count.to_ne_bytes())?;
+    }
+    fcntl_setfl(&fd, flags & OFlags::NONBLOCK)?;
+    Ok(fd)
+}
+
+fn timer(clock: i32, value: &[u64; 4], ticks: u64, flags: OFlags) -> io::Result<OwnedFd> {
+    let fd = socket::timer(clock, value, ticks)?;
+    fcntl_setfl(&fd, flags & OFlags::NONBLOCK)?;
+    Ok(fd)
+}
+
+fn signals(mask: u64, flags: OFlags) -> io::Result<OwnedFd> {
+    let fd = socket::signals(mask)?;
+    fcntl_setfl(&fd, flags & OFlags::NONBLOCK)?;
+    Ok(fd)
+}
+
+fn new_socket(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
+    let family = AddressFamily::from_raw(family as u16);
+    let protocol = u32::try_from(protocol).ok().and_then(std::num::NonZero::new);
+    let protocol = protocol.map(rustix::net::Protocol::from_raw);
+    let kind = SocketType::from_raw(kind as u32);
+    Ok(rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, protocol)?)
+}
+
+fn options(fd: &OwnedFd, options: &[SocketOption]) -> io::Result<()> {
+    options.iter().try_for_each(|option| {
+        socket::set_option(fd.as_raw_fd(), option.level, option.name, &option.value.0)
+    })
+}
+
+/// A socket's file is made by binding: the one that is there is its old one.
+fn make_way(family: i32, address: &[u8]) {
+    if family != libc::AF_UNIX || address.get(2).is_none_or(|first| *first == 0) {
+        return;
+    }
+    let path: Vec<u8> = address[2..].iter().copied().take_while(|byte| *byte != 0).collect();
+    if let Ok(path) = std::str::from_utf8(&path)
+        && std::fs::symlink_metadata(path).is_ok_and(|found| {
+            use std::os::unix::fs::FileTypeExt as _;
+            found.file_type().is_socket()
+        })
+    {
+        // If it stays, binding tells.
+        let _ = std::fs::remove_file(path);
+    }
+}
+
+fn listen(listener: &Listener, flags: OFlags) -> io::Result<OwnedFd> {
+    let fd = new_socket(listener.family, listener.kind, 0)?;
+    options(&fd, &listener.options)?;
+    make_way(listener.family, &listener.address.0);
+    socket::bind(fd.as_raw_fd(), &listener.address.0)?;
+    rustix::net::listen(&fd, listener.backlog)?;
+    fcntl_setfl(&fd, flags & OFlags::NONBLOCK)?;
+    Ok(fd)
+}
+
+fn datagram(socket: &Datagram, flags: OFlags) -> io::Result<OwnedFd> {
+    let fd = new_socket(socket.family, socket.kind, socket.protocol)?;
+    options(&fd, &socket.options)?;
+    if let Some(address) = &socket.address {
+        make_way(socket.family, &address.0);
+        socket::bind(fd.as_raw_fd(), &address.0)?;
+    }
+    fcntl_setfl(&fd, flags & OFlags::NONBLOCK)?;
+    Ok(fd)
+}
+
+fn master(
+    terminal: u32,
+    settings: &[u8],
+    size: [u16; 4],
+    locked: bool,
+    flags: OFlags,
+) -> io::Result<OwnedFd> {
+    let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
+    let mut others = Vec::new();
+    // Numbers are given out from the lowest; what is too low is held until the right one comes.
+    let fd = loop {
+        let fd = rustix::fs::open("/dev/ptmx", flags, Mode::empty())?;
+        match socket::terminal_number(fd.as_raw_fd())? {
+            number if number == terminal => break fd,
+            number if number > terminal => {
+                return Err(io::Error::other("its number is taken by another terminal"));
+            }
+            _ => others.push(fd),
+        }
+    };
+    socket::lock_terminal(fd.as_raw_fd(), locked)?;
+    socket::set_terminal_settings(fd.as_raw_fd(), settings)?;
+    socket::set_terminal_size(fd.as_raw_fd(), size)?;
+    Ok(fd)
+}

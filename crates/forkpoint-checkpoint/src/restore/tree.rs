@@ -1,0 +1,269 @@
+//! Processes with the numbers, parents, groups and sessions that they had.
+//!
+//! A process makes its children before it becomes another program, so that they have the right parent. Where
+//! the leader of a session or a group is gone, a stand-in has its number until the others have joined.
+
+#![expect(unsafe_code, reason = "a copy of this process becomes another program")]
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::{self, Write as _},
+    os::fd::{BorrowedFd, RawFd},
+};
+
+use rustix::{
+    fs::Mode,
+    process::{
+        DumpableBehavior, Pid, WaitId, WaitIdOptions, WaitOptions, chdir, getpgid, getpid, getsid,
+        set_dumpable_behavior, setpgid, setsid, umask, waitid, waitpid,
+    },
+};
+
+use super::{Assembled, Plan, board::Room};
+use crate::{
+    arch,
+    error::{Doing as _, Error, Result},
+    image::{Alive, Descriptor, FileKind, Life, Process},
+    sys::{
+        socket::{set_terminal_group, take_terminal},
+        task::{block_signals, end_as, fork_as, kill, set_signals},
+    },
+};
+
+/// Makes all processes of the plan below the calling one.
+pub(super) fn spawn(plan: &Plan<'_>) -> Result<()> {
+    let mask = block_signals();
+    let all: Vec<usize> = (0..plan.snapshot().processes.len()).collect();
+    let result = children(plan, 1, &all);
+    set_signals(mask);
+    result
+}
+
+/// Children of the process `parent`, which is the calling one.
+fn children(plan: &Plan<'_>, parent: i32, among: &[usize]) -> Result<()> {
+    let processes = &plan.snapshot().processes;
+    let own_session = session();
+    let mut orphaned: BTreeMap<i32, Vec<usize>> = BTreeMap::new();
+    let mut direct = Vec::new();
+    for index in among.iter().copied().filter(|index| processes[*index].parent == parent) {
+        let Process { pid, session, .. } = processes[index];
+        // Sessions of outside are init's.
+        if session == pid || session == own_session || session <= 1 {
+            direct.push(index);
+        } else {
+            orphaned.entry(session).or_default().push(index);
+        }
+    }
+    for (session, members) in orphaned {
+        stand_in_for_session(plan, session, &members)?;
+    }
+    spawn_group(plan, &direct)
+}
+
+fn session() -> i32 {
+    getsid(None).map_or(0, Pid::as_raw_pid)
+}
+
+/// A leader that made the members and ended: they are init's now.
+fn stand_in_for_session(plan: &Plan<'_>, session: i32, members: &[usize]) -> Result<()> {
+    let made = fork_as(session).doing("stand in for the session", session)?;
+    let Some(pid) = made else {
+        let result =
+            setsid().doing("begin the session", session).and_then(|_| spawn_group(plan, members));
+        finish(plan, session, result)
+    };
+    reap(pid)
+}
+
+/// Ends this copy, with its failure told.
+fn finish(plan: &Plan<'_>, pid: i32, result: Result<()>) -> ! {
+    if let Err(err) = &result {
+        plan.board.fail(pid, err);
+    }
+    end_as(if result.is_ok() { 0 } else { 1 << 8 })
+}
+
+fn reap(pid: i32) -> Result<()> {
+    let wait = waitpid(Pid::from_raw(pid), WaitOptions::empty());
+    wait.doing("wait for the end", pid).map(drop)
+}
+
+/// Makes processes, and puts each into its group.
+fn spawn_group(plan: &Plan<'_>, members: &[usize]) -> Result<()> {
+    let processes = &plan.snapshot().processes;
+    let here = getpgid(None).map_or(0, Pid::as_raw_pid);
+    for index in members {
+        let process = &processes[*index];
+        if fork_as(process.pid).doing("make a copy", process.pid)?.is_none() {
+            let result = become_process(plan, *index);
+            finish(plan, process.pid, result);
+        }
+        if process.alive().is_none() {
+            wait_for_death(process.pid).doing("wait for the end", process.pid)?;
+        }
+    }
+    let joining = |process: &&Process| {
+        process.session != process.pid
+            && process.group != process.pid
+            && process.group > 1
+            && process.group != here
+    };
+    let joining: Vec<&Process> =
+        members.iter().map(|index| &processes[*index]).filter(joining).collect();
+    let wanted: BTreeSet<i32> = joining.iter().map(|process| process.group).collect();
+    for group in wanted {
+        let led = processes.iter().any(|process| process.pid == group);
+        let stand_in = if led { None } else { stand_in_for_group(plan, group)? };
+        for process in joining.iter().filter(|process| process.group == group) {
+            join(process.pid, group)?;
+        }
+        if let Some(pid) = stand_in {
+            kill(pid, libc::SIGKILL).doing("end the stand-in", pid)?;
+            reap(pid)?;
+        }
+    }
+    Ok(())
+}
+
+/// Its parent will ask for it later.
+fn wait_for_death(pid: i32) -> io::Result<()> {
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    let only_look = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    Ok(waitid(WaitId::Pid(pid), only_look).map(drop)?)
+}
+
+fn stand_in_for_group(plan: &Plan<'_>, group: i32) -> Result<Option<i32>> {
+    let made = fork_as(group).doing("stand in for the group", group)?;
+    let Some(pid) = made else {
+        if let Err(source) = setpgid(None, None) {
+            let err =
+                Error::Process { doing: "begin the group", pid: group, source: source.into() };
+            finish(plan, group, Err(err));
+        }
+        loop {
+            crate::sys::pause(std::time::Duration::from_secs(1));
+        }
+    };
+    let number = Pid::from_raw(pid);
+    setpgid(number, number).doing("begin the group", group)?;
+    Ok(Some(pid))
+}
+
+/// The leader may be on its way to begin the group.
+fn join(pid: i32, group: i32) -> Result<()> {
+    let leader = Pid::from_raw(group);
+    // A leader that is our own child is put at the head of its group by whoever comes first.
+    let _ = setpgid(leader, leader);
+    setpgid(Pid::from_raw(pid), leader).doing("join the group", pid)
+}
+
+fn become_process(plan: &Plan<'_>, index: usize) -> Result<()> {
+    let process = &plan.snapshot().processes[index];
+    let pid = process.pid;
+    if getpid().as_raw_pid() != pid {
+        return Err(Error::Ended { pid });
+    }
+    if process.session == pid {
+        setsid().doing("begin the session", pid)?;
+    } else if process.group == pid {
+        setpgid(None, None).doing("begin the group", pid)?;
+    }
+    let alive = match &process.life {
+        Life::Dead { status } => end_as(*status),
+        Life::Alive(alive) => alive,
+    };
+    let terminal = if process.session == pid { alive.terminal } else { None };
+    let terminal = terminal.map(|number| terminal_of(plan, number)).transpose()?;
+    if let Some((fd, _)) = terminal {
+        take_terminal(fd).doing("take the terminal", pid)?;
+    }
+    let all: Vec<usize> = (index + 1..plan.snapshot().processes.len()).collect();
+    children(plan, pid, &all)?;
+    if let Some((fd, foreground @ 2..)) = terminal {
+        set_terminal_group(fd, foreground).doing("set the terminal's group", pid)?;
+    }
+    let script = plan.scripts[index].as_ref().ok_or(Error::Ended { pid })?;
+    dress(plan, alive, pid)?;
+    enter(plan, script).doing("take the place", pid)
+}
+
+/// A descriptor of a terminal, and its foreground group.
+fn terminal_of(plan: &Plan<'_>, wanted: u32) -> Result<(RawFd, i32)> {
+    let mut found = (None, 0);
+    for (index, file) in plan.snapshot().files.iter().enumerate() {
+        match &file.kind {
+            FileKind::Terminal { terminal } if *terminal == wanted => {
+                found.0 = Some(plan.numbers.file(index));
+            }
+            FileKind::Master { terminal, foreground, .. } if *terminal == wanted => {
+                found.1 = *foreground;
+            }
+            _ => {}
+        }
+    }
+    let source = io::Error::other("nobody has it open");
+    let fd = found.0.ok_or(Error::System { doing: "find the controlling terminal", source })?;
+    Ok((fd, found.1))
+}
+
+/// What a process has besides memory and what only a thread can set for itself.
+fn dress(plan: &Plan<'_>, alive: &Alive, pid: i32) -> Result<()> {
+    // Whose files in `/proc` are somebody else's cannot write there.
+    set_dumpable_behavior(DumpableBehavior::Dumpable).doing("open the state", pid)?;
+    let mut score =
+        std::fs::File::create("/proc/self/oom_score_adj").doing("set the memory score", pid)?;
+    score
+        .write_all(alive.oom_score_adj.to_string().as_bytes())
+        .doing("set the memory score", pid)?;
+    drop(score);
+    chdir(&alive.cwd).file("change to", &alive.cwd)?;
+    umask(Mode::from_raw_mode(alive.umask));
+    descriptors(plan, &alive.descriptors).doing("place the descriptors", pid)
+}
+
+fn descriptors(plan: &Plan<'_>, all: &[Descriptor]) -> io::Result<()> {
+    let base = plan.numbers.base;
+    // SAFETY: whatever is there belongs to code that this copy never runs again.
+    unsafe { libc::syscall(libc::SYS_close_range, 0, base - 1, 0) };
+    for Descriptor { number, file, close_on_exec } in all {
+        let flags = if *close_on_exec { libc::O_CLOEXEC } else { 0 };
+        // SAFETY: below `base`, everything was closed just now.
+        if unsafe { libc::dup3(plan.numbers.file(*file), *number, flags) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    for Descriptor { number, file, .. } in all {
+        if let FileKind::Poll { owner, watched } = &plan.snapshot().files[*file].kind
+            && owner == number
+        {
+            watch(*number, watched)?;
+        }
+    }
+    Ok(())
+}
+
+/// What a poll watches can only be told by somebody who has it under the same numbers.
+fn watch(poll: RawFd, watched: &[(i32, u32, u64)]) -> io::Result<()> {
+    use rustix::event::epoll::{EventData, EventFlags, add};
+    for (number, events, data) in watched {
+        // SAFETY: both are descriptors of the image, placed just now and closed by nobody.
+        let (poll, fd) = unsafe { (BorrowedFd::borrow_raw(poll), BorrowedFd::borrow_raw(*number)) };
+        match add(poll, fd, EventData::new_u64(*data), EventFlags::from_bits_retain(*events)) {
+            // Two descriptors of one poll: the other was here first.
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(err) => return Err(err.into()),
+        }
+    }
+    Ok(())
+}
+
+fn enter(plan: &Plan<'_>, script: &Assembled) -> io::Result<()> {
+    let (start, end) = script.area;
+    let room = Room { start, len: end - start };
+    room.make(arch::stub(), &script.bytes, &plan.board)?;
+    arch::forget_rseq();
+    let leader = script.scripts.first().map(crate::script::Script::start);
+    let leader = leader.ok_or(io::ErrorKind::NotFound)?;
+    // SAFETY: the stub and the script were just put there; what this process was is given up.
+    unsafe { arch::enter(start + Room::CODE, leader) }
+}

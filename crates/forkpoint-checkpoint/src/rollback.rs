@@ -1,0 +1,456 @@
+//! Back to the last image without making anything anew: the processes stay, and what changed goes back.
+//!
+//! It is tried where the tree is still the one that was captured: the same processes and threads, which
+//! differ in memory, registers, signals and places in files. What is new ends. Where the tree no longer fits, nothing
+//! was touched, and the caller restores instead; where a step fails after the first was made, the processes end, and
+//! the caller restores as well: what they held was to be thrown away.
+
+use std::{
+    collections::{HashMap, HashSet},
+    fs::File,
+    io,
+    os::unix::fs::FileExt as _,
+    time::Duration,
+};
+
+use crate::{
+    arch,
+    coverage::{Findings, Whose},
+    dump::{self, CaptureSpec, Draft, maps::Maps, memory::populated},
+    error::{Doing as _, Error, Result},
+    freeze::{Frozen, Held, Tree, freeze},
+    image::{Alive, Chain, Mapping, MappingKind, Process, Snapshot},
+    ranges::{self, Range},
+    script::Script,
+    sys::{self, Deadline, Patience, ptrace},
+    track::{Tracker, is_trackable, written},
+};
+
+mod files;
+
+/// What a rollback did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RolledBack {
+    /// How much memory was written back or thrown away.
+    pub memory_bytes: u64,
+    /// How many processes were ended.
+    pub ended: usize,
+    /// How long the tree stood still.
+    pub pause: Duration,
+}
+
+fn not_in_place(why: impl Into<String>) -> Error {
+    Error::NotInPlace { why: why.into() }
+}
+
+impl Tracker {
+    /// Brings `tree` back to the newest image of `chain`, which must be the one that was noted last. The
+    /// files of the sandbox are the caller's business, in `moment`, while nothing runs.
+    pub fn rollback(
+        &mut self,
+        tree: &Tree,
+        chain: &Chain,
+        spec: &CaptureSpec,
+        moment: impl FnOnce() -> io::Result<()>,
+    ) -> Result<RolledBack> {
+        if self.base() != Some(chain.top().id) {
+            return Err(not_in_place("what changed since this image is not known"));
+        }
+        let start = sys::now();
+        let deadline = Deadline::after(spec.patience);
+        // Who dies with half of it done must not leave it running.
+        let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP | ptrace::EXIT_KILL, deadline)?;
+        let plan = Plan::new(self, tree, chain, &mut frozen)?;
+        let result = plan.run(self, chain, &mut frozen, deadline).and_then(|done| {
+            moment().system("do what was to be done meanwhile")?;
+            Ok(done)
+        });
+        if let Err(err) = result {
+            self.forget();
+            end_all(&mut frozen);
+            return Err(not_in_place(format!("a step failed and the processes were ended: {err}")));
+        }
+        frozen.thaw();
+        result.map(|done| RolledBack { pause: sys::now().saturating_sub(start), ..done })
+    }
+}
+
+fn end_all(frozen: &mut Frozen) {
+    for held in &mut frozen.processes {
+        let _ = sys::task::kill(held.pid, libc::SIGKILL);
+    }
+}
+
+/// What is to be done, decided before anything is.
+struct Plan<'a> {
+    snapshot: &'a Snapshot,
+    /// One for each process that stays, in the order of `frozen.processes`.
+    drafts: Vec<Option<Draft>>,
+    /// Numbers of those that end, and of their parents.
+    new: Vec<(i32, i32)>,
+}
+
+impl<'a> Plan<'a> {
+    fn new(tracker: &Tracker, tree: &Tree, chain: &'a Chain, frozen: &mut Frozen) -> Result<Self> {
+        let snapshot = &chain.top().snapshot;
+        let (drafts, files) = dump::look_at_all(tree, frozen)?;
+        let now: HashMap<i32, &Draft> =
+            drafts.iter().map(|draft| (draft.whose.pid, draft)).collect();
+        for process in &snapshot.processes {
+            match (process.alive(), now.get(&process.pid)) {
+                (Some(alive), Some(draft)) => {
+                    still_fits(process, alive, draft)?;
+                    files::still_fit(process.pid, alive, snapshot, &draft.alive, &files)?;
+                }
+                (Some(_), None) => {
+                    return Err(not_in_place(format!("process {} is gone", process.pid)));
+                }
+                (None, _) => return Err(not_in_place("a child waited to be asked for")),
+            }
+        }
+        if let Some((pid, _)) = frozen.dead.first() {
+            return Err(not_in_place(format!("process {pid} died and was not asked for")));
+        }
+        let known: HashSet<i32> = snapshot.processes.iter().map(|process| process.pid).collect();
+        let mut new = Vec::new();
+        let inside: HashMap<i32, i32> = frozen
+            .processes
+            .iter()
+            .zip(&drafts)
+            .map(|(held, draft)| (held.pid, draft.whose.pid))
+            .collect();
+        for (held, draft) in frozen.processes.iter().zip(&drafts) {
+            if !known.contains(&draft.whose.pid) {
+                new.push((
+                    draft.whose.pid,
+                    inside.get(&draft.parent_outside).copied().unwrap_or(1),
+                ));
+            } else if tracker.tracked(held.pid).is_none() {
+                return Err(not_in_place("its memory is not tracked any more"));
+            }
+        }
+        let drafts =
+            drafts.into_iter().map(|draft| known.contains(&draft.whose.pid).then_some(draft));
+        Ok(Self { snapshot, drafts: drafts.collect(), new })
+    }
+
+    fn run(
+        mut self,
+        tracker: &mut Tracker,
+        chain: &Chain,
+        frozen: &mut Frozen,
+        deadline: Deadline,
+    ) -> Result<RolledBack> {
+        let mut done = RolledBack { ended: self.new.len(), ..RolledBack::default() };
+        self.end_new(frozen, deadline)?;
+        for (held, draft) in frozen.processes.iter_mut().zip(&mut self.drafts) {
+            let Some(draft) = draft else { continue };
+            let pid = draft.whose.pid;
+            let process = self.snapshot.processes.iter().find(|process| process.pid == pid);
+            let alive = process.and_then(Process::alive).ok_or(Error::Ended { pid })?;
+            let ended =
+                self.new.iter().filter(|(_, parent)| *parent == pid).map(|(child, _)| *child);
+            let ended: Vec<i32> = ended.collect();
+            forget_children(held, draft, &ended).doing("forget the children", pid)?;
+            done.memory_bytes += back(tracker, chain, held, draft, alive, self.snapshot)?;
+        }
+        Ok(done)
+    }
+
+    /// Ends what was not there, and waits until it is gone.
+    fn end_new(&self, frozen: &mut Frozen, deadline: Deadline) -> Result<()> {
+        for (held, draft) in frozen.processes.iter_mut().zip(&self.drafts) {
+            if draft.is_some() {
+                continue;
+            }
+            sys::task::kill(held.pid, libc::SIGKILL).doing("end a new process", held.pid)?;
+            for task in held.tasks.drain(..).rev() {
+                let mut patience = Patience::default();
+                while !matches!(ptrace::look(task.tid), Ok(Some(ptrace::Event::Ended)) | Err(_)) {
+                    if deadline.passed() {
+                        return Err(Error::Restless { pid: held.pid, why: "it does not end" });
+                    }
+                    patience.wait();
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether the process is the one that was captured, as far as it cannot be brought back in place.
+fn still_fits(process: &Process, alive: &Alive, draft: &Draft) -> Result<()> {
+    let pid = process.pid;
+    let told = |what: &str| not_in_place(format!("process {pid} has {what}"));
+    let numbers =
+        |alive: &Alive| alive.threads.iter().map(|thread| thread.tid).collect::<HashSet<_>>();
+    if numbers(alive) != numbers(&draft.alive) {
+        return Err(told("other threads"));
+    }
+    if alive.space.exe != draft.alive.space.exe || alive.space.vdso != draft.alive.space.vdso {
+        return Err(told("become another program"));
+    }
+    if (process.group, process.session) != (draft.group, draft.session) {
+        return Err(told("another session or group"));
+    }
+    for (was, is) in alive.threads.iter().zip(&draft.alive.threads) {
+        let securebits = was.credentials.securebits;
+        let same = crate::image::Credentials { securebits, ..is.credentials.clone() };
+        if was.credentials != same || was.filters != is.filters || was.rseq != is.rseq {
+            return Err(told("other rights"));
+        }
+    }
+    let timers =
+        |alive: &Alive| alive.posix_timers.iter().map(|timer| timer.id).collect::<Vec<_>>();
+    if timers(alive) != timers(&draft.alive) {
+        return Err(told("other timers"));
+    }
+    if !alive.pending.is_empty() || alive.threads.iter().any(|thread| !thread.pending.is_empty()) {
+        return Err(told("signals that waited"));
+    }
+    if alive.job_stopped || draft.alive.job_stopped {
+        return Err(told("been stopped"));
+    }
+    Ok(())
+}
+
+/// One process goes back. Returns how much memory was touched.
+fn back(
+    tracker: &mut Tracker,
+    chain: &Chain,
+    held: &mut Held,
+    draft: &mut Draft,
+    alive: &Alive,
+    snapshot: &Snapshot,
+) -> Result<u64> {
+    let pid = draft.whose.pid;
+    let mut script = held.script(0, 64);
+    script.call(libc::SYS_brk, &[alive.space.fields[5]]);
+    held.run(0, &script).doing("set the heap's end", pid)?;
+    let area = held.area();
+    let maps = Maps::of(held.pid, &Whose { pid, name: String::new() }, &mut Findings::default());
+    let mut maps = maps.doing("read the mappings", pid)?;
+    maps.mappings.retain(|mapping| mapping.end <= area.0 || area.1 <= mapping.start);
+    let mut plan = MemoryPlan::new(held, alive, &maps.mappings).doing("look at the memory", pid)?;
+    if let Some(why) = plan.unfit.take() {
+        return Err(not_in_place(why));
+    }
+    let mut script = held.script(0, 64 << 10);
+    plan.steps(&mut script);
+    state(&mut script, alive).doing("assemble the steps", pid)?;
+    files::steps(&mut script, &draft.alive, alive);
+    let outcome = held.run(0, &script).doing("lead the steps", pid)?;
+    if let Some((call, source)) = outcome.failure().filter(|(call, _)| *call < plan.must_succeed) {
+        return Err(Error::Step { pid, step: format!("step {call}"), source });
+    }
+    let touched = plan.write(held, chain, alive, pid).doing("write the memory", pid)?;
+    files::positions(held, alive, snapshot).doing("set places in files", pid)?;
+    plan.track(tracker, held, alive).doing("track the memory", pid)?;
+    registers(held, draft, alive).doing("set the registers", pid)?;
+    Ok(touched)
+}
+
+/// Children that were not there are asked for, and signals that came since are taken away.
+fn forget_children(held: &mut Held, draft: &Draft, ended: &[i32]) -> io::Result<()> {
+    const ANY_KIND: u64 = libc::__WALL as u64;
+    let reins = draft.reins.clone().ok_or(io::ErrorKind::NotFound)?;
+    let bell = reins.bell;
+    held.open(reins)?;
+    let mut script = held.script(0, 256);
+    for child in ended {
+        script.call(libc::SYS_wait4, &[*child as u64, 0, ANY_KIND, 0]);
+    }
+    let all = script.put_words(&[!(1 << (bell - 1))])?;
+    let at_once = script.put_words(&[0, 0])?;
+    for _ in 0..=ptrace::pending(held.pid, true)?.len() + ended.len() {
+        script.call(libc::SYS_rt_sigtimedwait, &[all, 0, at_once, 8]);
+    }
+    let outcome = held.run(0, &script)?;
+    (0..ended.len()).try_for_each(|call| outcome.result(call).map(drop))
+}
+
+/// Threads are asked one by one for what only they can set.
+fn registers(held: &mut Held, draft: &Draft, alive: &Alive) -> io::Result<()> {
+    for index in 0..held.tasks.len() {
+        let number = draft.alive.threads[index].tid;
+        let thread = alive.threads.iter().find(|thread| thread.tid == number);
+        let thread = thread.ok_or(io::ErrorKind::NotFound)?;
+        let mut script = held.script(index, 512);
+        script.call(libc::SYS_set_tid_address, &[thread.clear_tid]);
+        script.call(libc::SYS_set_robust_list, &[thread.robust_list.0, 24]);
+        let stack = script.put_words(&thread.signal_stack)?;
+        script.call(libc::SYS_sigaltstack, &[stack, 0]);
+        held.run(index, &script)?;
+        let task = &mut held.tasks[index];
+        arch::set_extended(task.tid, &thread.extended.0)?;
+        task.regs = thread.registers.harmless();
+        task.mask = thread.mask;
+        task.moved = true;
+    }
+    Ok(())
+}
+
+/// What a process has once.
+fn state(script: &mut Script, alive: &Alive) -> io::Result<()> {
+    for (signal, action) in (1..).zip(&alive.actions) {
+        if matches!(signal, libc::SIGKILL | libc::SIGSTOP) {
+            continue;
+        }
+        let action = script.put_words(action)?;
+        script.call(libc::SYS_rt_sigaction, &[signal as u64, action, 0, 8]);
+    }
+    for (kind, timer) in alive.timers.iter().enumerate() {
+        let timer = script.put_words(timer)?;
+        script.call(libc::SYS_setitimer, &[kind as u64, timer, 0]);
+    }
+    for timer in &alive.posix_timers {
+        let time = script.put_words(&timer.time)?;
+        script.call(libc::SYS_timer_settime, &[timer.id as u64, 0, time, 0]);
+    }
+    let mut cwd = alive.cwd.as_bytes().to_vec();
+    cwd.push(0);
+    let cwd = script.put(&cwd)?;
+    script.call(libc::SYS_chdir, &[cwd]);
+    script.call(libc::SYS_umask, &[alive.umask.into()]);
+    Ok(())
+}
+
+/// Which memory must change, and how.
+#[derive(Debug, Default)]
+struct MemoryPlan {
+    unmap: Vec<Range>,
+    /// Made anew and filled from the image: by index of the image's mappings.
+    anew: Vec<usize>,
+    /// Populated since: thrown away.
+    discard: Vec<Range>,
+    /// Written since: filled from the image.
+    refill: Vec<(usize, Vec<Range>)>,
+    unfit: Option<String>,
+    must_succeed: usize,
+}
+
+fn same(one: &Mapping, other: &Mapping) -> bool {
+    (one.start, one.end, one.access, &one.kind)
+        == (other.start, other.end, other.access, &other.kind)
+}
+
+impl MemoryPlan {
+    fn new(held: &Held, alive: &Alive, now: &[Mapping]) -> io::Result<Self> {
+        let mut plan = Self::default();
+        let pagemap = File::open(format!("/proc/{}/pagemap", held.pid))?;
+        let kept = |mapping: &Mapping| alive.mappings.iter().any(|was| same(was, mapping));
+        plan.unmap =
+            now.iter().filter(|mapping| !kept(mapping)).map(|m| (m.start, m.end)).collect();
+        for (index, was) in alive.mappings.iter().enumerate() {
+            if !now.iter().any(|is| same(was, is)) {
+                match was.kind {
+                    MappingKind::Anonymous { .. } => plan.anew.push(index),
+                    _ => {
+                        plan.unfit =
+                            Some(format!("a file is not mapped at {:#x} any more", was.start));
+                    }
+                }
+                continue;
+            }
+            if !is_trackable(was) {
+                continue;
+            }
+            let range = (was.start, was.end);
+            let Some(written) = written(&pagemap, range)? else {
+                plan.unfit = Some(format!("memory at {:#x} is not tracked any more", was.start));
+                continue;
+            };
+            for range in ranges::without(&written, &was.pages) {
+                plan.discard.extend(populated(&pagemap, was, range)?);
+            }
+            plan.refill.push((index, ranges::both(&written, &was.pages)));
+        }
+        Ok(plan)
+    }
+
+    fn steps(&mut self, script: &mut Script) {
+        for (start, end) in &self.unmap {
+            script.call(libc::SYS_munmap, &[*start, end - start]);
+        }
+        for (start, end) in &self.discard {
+            script.call(libc::SYS_madvise, &[*start, end - start, libc::MADV_DONTNEED as u64]);
+        }
+        self.must_succeed = script.calls().len();
+    }
+
+    fn write(&self, held: &mut Held, chain: &Chain, alive: &Alive, pid: i32) -> io::Result<u64> {
+        self.map_anew(held, alive)?;
+        let memory =
+            File::options().read(true).write(true).open(format!("/proc/{}/mem", held.pid))?;
+        let mut touched = ranges::len(&self.discard) + ranges::len(&self.unmap);
+        let whole = self.anew.iter().map(|index| (*index, alive.mappings[*index].pages.clone()));
+        for (index, wanted) in self.refill.iter().cloned().chain(whole) {
+            if !wanted.is_empty() {
+                touched += fill(&memory, chain, pid, &alive.mappings[index], &wanted)?;
+            }
+        }
+        Ok(touched)
+    }
+
+    fn map_anew(&self, held: &mut Held, alive: &Alive) -> io::Result<()> {
+        if self.anew.is_empty() {
+            return Ok(());
+        }
+        let mut script = held.script(0, 64);
+        for index in &self.anew {
+            let was = &alive.mappings[*index];
+            let grows = matches!(was.kind, MappingKind::Anonymous { grows_down: true });
+            let flags =
+                libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            let flags = if grows { flags | libc::MAP_GROWSDOWN } else { flags };
+            let (len, access) = (was.len(), was.access.into());
+            script.call(libc::SYS_mmap, &[was.start, len, access, flags as u64, u64::MAX, 0]);
+        }
+        match held.run(0, &script)?.failure() {
+            Some((_, err)) => Err(err),
+            None => Ok(()),
+        }
+    }
+
+    /// What was written back is what the image has: from now on, writes count again.
+    fn track(&self, tracker: &mut Tracker, held: &Held, alive: &Alive) -> io::Result<()> {
+        let pagemap = File::open(format!("/proc/{}/pagemap", held.pid))?;
+        let Some(tracked) = tracker.tracked(held.pid) else {
+            return Err(io::Error::other("it is not tracked"));
+        };
+        for index in &self.anew {
+            tracked.begin(&alive.mappings[*index], &pagemap)?;
+        }
+        for (index, refilled) in &self.refill {
+            if !refilled.is_empty() {
+                let mapping = &alive.mappings[*index];
+                written(&pagemap, (mapping.start, mapping.end))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Through the kernel's own door, which also opens what the program may only read.
+fn fill(
+    memory: &File,
+    chain: &Chain,
+    pid: i32,
+    mapping: &Mapping,
+    wanted: &[Range],
+) -> io::Result<u64> {
+    let mut touched = 0;
+    let mut buffer = Vec::new();
+    let part = Mapping { pages: wanted.to_vec(), ..mapping.clone() };
+    for piece in chain.pieces(pid, &part) {
+        buffer.resize((piece.end - piece.start) as usize, 0);
+        chain.images()[piece.image].pages.read_exact_at(&mut buffer, piece.at)?;
+        memory.write_all_at(&buffer, piece.start)?;
+        touched += piece.end - piece.start;
+    }
+    if touched == ranges::len(wanted) {
+        Ok(touched)
+    } else {
+        Err(io::ErrorKind::UnexpectedEof.into())
+    }
+}

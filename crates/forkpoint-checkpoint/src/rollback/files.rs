@@ -1,0 +1,118 @@
+//! Descriptors in place: what is new is closed, and places, contents and counts go back.
+
+use std::{io, os::fd::OwnedFd};
+
+use rustix::{
+    fs::{OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, seek},
+    process::{PidfdGetfdFlags, pidfd_getfd},
+};
+
+use crate::{
+    error::{Error, Result},
+    freeze::Held,
+    image::{Alive, FileKind, OpenFile, Snapshot},
+    script::Script,
+    sys::socket::set_timer,
+};
+
+/// Whether every descriptor of the image is still there and the same open file, as far as can be told.
+pub(super) fn still_fit(
+    pid: i32,
+    was: &Alive,
+    snapshot: &Snapshot,
+    is: &Alive,
+    files: &[OpenFile],
+) -> Result<()> {
+    for descriptor in &was.descriptors {
+        let number = descriptor.number;
+        let now = is.descriptors.iter().find(|other| other.number == number);
+        let now = now.and_then(|now| files.get(now.file));
+        if !now.is_some_and(|now| is_same(&snapshot.files[descriptor.file], now)) {
+            let why = format!("process {pid} has something else as descriptor {number}");
+            return Err(Error::NotInPlace { why });
+        }
+    }
+    Ok(())
+}
+
+/// Whether one can become the other: what else differs is set by [`positions`].
+fn is_same(was: &OpenFile, is: &OpenFile) -> bool {
+    use FileKind::{Deleted, Event, Path, Pipe, Timer};
+    was.flags == is.flags
+        && match (&was.kind, &is.kind) {
+            (Path { path: a, lock: b, .. }, Path { path: c, lock: d, .. }) => (a, b) == (c, d),
+            (Deleted { inode: a, content: b, .. }, Deleted { inode: c, content: d, .. }) => {
+                (a, b) == (c, d)
+            }
+            (Pipe { pipe: a, .. }, Pipe { pipe: b, .. }) => a == b,
+            (Event { semaphore: a, .. }, Event { semaphore: b, .. }) => a == b,
+            (Timer { clock: a, .. }, Timer { clock: b, .. }) => a == b,
+            (was, is) => was == is,
+        }
+}
+
+/// Closes what the image does not have.
+pub(super) fn steps(script: &mut Script, now: &Alive, was: &Alive) {
+    for descriptor in &now.descriptors {
+        if !was.descriptors.iter().any(|other| other.number == descriptor.number) {
+            script.call(libc::SYS_close, &[descriptor.number as u64]);
+        }
+    }
+}
+
+/// Sets what belongs to an open file, through a copy of the descriptor.
+pub(super) fn positions(held: &Held, was: &Alive, snapshot: &Snapshot) -> io::Result<()> {
+    for descriptor in &was.descriptors {
+        let pull = || pidfd_getfd(&held.pidfd, descriptor.number, PidfdGetfdFlags::empty());
+        match &snapshot.files[descriptor.file].kind {
+            FileKind::Path { position, directory: false, .. }
+            | FileKind::Deleted { position, .. } => {
+                // A device has no place.
+                let _ = seek(pull()?, SeekFrom::Start(*position));
+            }
+            FileKind::Pipe { content, .. } if !is_writer(snapshot.files[descriptor.file].flags) => {
+                refill(&pull()?, &content.0)?;
+            }
+            FileKind::Event { count, .. } => {
+                let fd = pull()?;
+                drain(&fd)?;
+                if *count > 0 {
+                    rustix::io::write(&fd, &count.to_ne_bytes())?;
+                }
+            }
+            FileKind::Timer { value, ticks, .. } => set_timer(&pull()?, value, *ticks)?,
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+fn is_writer(flags: i32) -> bool {
+    flags & libc::O_ACCMODE == libc::O_WRONLY
+}
+
+/// Takes out all that is in it, without waiting.
+fn drain(fd: &OwnedFd) -> io::Result<()> {
+    let flags = fcntl_getfl(fd)?;
+    fcntl_setfl(fd, flags | OFlags::NONBLOCK)?;
+    let mut buffer = vec![0; 64 << 10];
+    while rustix::io::read(fd, &mut buffer).is_ok_and(|len| len > 0) {}
+    Ok(fcntl_setfl(fd, flags)?)
+}
+
+fn refill(reader: &OwnedFd, content: &[u8]) -> io::Result<()> {
+    use std::os::fd::AsRawFd as _;
+    drain(reader)?;
+    if content.is_empty() {
+        return Ok(());
+    }
+    let path = format!("/proc/self/fd/{}", reader.as_raw_fd());
+    let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let writer = rustix::fs::open(path, flags, rustix::fs::Mode::empty())?;
+    let mut rest = content;
+    while !rest.is_empty() {
+        let len = rustix::io::write(&writer, rest)?;
+        rest = &rest[len..];
+    }
+    Ok(())
+}

@@ -1,0 +1,79 @@
+//! The system calls that nobody else wraps. All `unsafe` of this crate is below here, in `arch`, and where
+//! a restored process takes the place of ours.
+
+#![expect(unsafe_code, reason = "raw system calls; each says why it is sound")]
+
+use std::{io, time::Duration};
+
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
+pub(crate) mod memory;
+pub(crate) mod ptrace;
+pub(crate) mod socket;
+pub(crate) mod task;
+
+pub(crate) const PAGE: u64 = 4096;
+
+fn check(result: i64) -> io::Result<i64> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
+}
+
+/// How many steps a process may make before it is killed: for tests of what its death leaves.
+#[cfg(debug_assertions)]
+pub(crate) static STEPS_LEFT: std::sync::atomic::AtomicU64 =
+    std::sync::atomic::AtomicU64::new(u64::MAX);
+
+/// Something that others see is about to be done.
+fn step() {
+    #[cfg(debug_assertions)]
+    if STEPS_LEFT.fetch_sub(1, std::sync::atomic::Ordering::Relaxed) == 0 {
+        let _ = task::kill(std::process::id() as i32, libc::SIGKILL);
+        pause(Duration::from_secs(1));
+    }
+}
+
+/// A moment after which nobody waits any longer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Deadline(Duration);
+
+pub(crate) fn now() -> Duration {
+    clock_gettime(ClockId::Monotonic).try_into().unwrap_or_default()
+}
+
+impl Deadline {
+    pub(crate) fn after(time: Duration) -> Self {
+        Self(now() + time)
+    }
+
+    pub(crate) fn passed(self) -> bool {
+        self.0 <= now()
+    }
+
+    pub(crate) fn earlier(self, other: Self) -> Self {
+        Self(self.0.min(other.0))
+    }
+}
+
+/// Lets others run before a condition is looked at again: at first at once, then after a little while.
+#[derive(Debug, Default)]
+pub(crate) struct Patience(u32);
+
+impl Patience {
+    const EAGER: u32 = 60;
+
+    pub(crate) fn wait(&mut self) {
+        self.0 += 1;
+        if self.0 < Self::EAGER {
+            rustix::thread::sched_yield();
+        } else {
+            pause(Duration::from_micros(20 + u64::from(self.0.min(2_000)) / 4));
+        }
+    }
+}
+
+/// An interrupted pause is a shorter one.
+pub(crate) fn pause(time: Duration) {
+    if let Ok(time) = Timespec::try_from(time) {
+        let _ = rustix::thread::nanosleep(&time);
+    }
+}

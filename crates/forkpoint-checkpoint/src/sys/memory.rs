@@ -1,0 +1,194 @@
+//! Memory of other processes: bytes, which pages there are, and which were written.
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd as _},
+    ptr,
+};
+
+use super::{check, step};
+
+/// The kernel takes so many pieces at once.
+const VECTOR_MAX: usize = 1024;
+
+fn vector(address: u64, len: usize) -> libc::iovec {
+    libc::iovec { iov_base: address as *mut _, iov_len: len }
+}
+
+/// Exactly `buffer`, or an error.
+pub(crate) fn read(pid: i32, address: u64, buffer: &mut [u8]) -> io::Result<()> {
+    let local = vector(buffer.as_mut_ptr() as u64, buffer.len());
+    let remote = vector(address, buffer.len());
+    // SAFETY: the local vector is `buffer`, which is ours to write; the other is checked by the kernel.
+    let got =
+        check(
+            unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) }
+                as i64,
+        )?;
+    whole(got, buffer.len())
+}
+
+pub(crate) fn write(pid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
+    step();
+    let local = vector(bytes.as_ptr() as u64, bytes.len());
+    let remote = vector(address, bytes.len());
+    // SAFETY: the local vector is only read, and is `bytes`; the other is checked by the kernel.
+    let got =
+        check(
+            unsafe { libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0) }
+                as i64,
+        )?;
+    whole(got, bytes.len())
+}
+
+/// Reads ranges one behind the other into `buffer`, which is as long as they are together.
+pub(crate) fn gather(pid: i32, ranges: &[(u64, u64)], buffer: &mut [u8]) -> io::Result<()> {
+    let mut done = 0;
+    for ranges in ranges.chunks(VECTOR_MAX) {
+        let remote: Vec<_> =
+            ranges.iter().map(|(start, end)| vector(*start, (end - start) as usize)).collect();
+        let len: usize = remote.iter().map(|piece| piece.iov_len).sum();
+        let Some(part) = buffer.get_mut(done..done + len) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let local = vector(part.as_mut_ptr() as u64, len);
+        // SAFETY: the local vector is `part`, which is ours to write.
+        let got = check(unsafe {
+            libc::process_vm_readv(
+                pid,
+                &raw const local,
+                1,
+                remote.as_ptr(),
+                remote.len() as u64,
+                0,
+            )
+        } as i64)?;
+        whole(got, len)?;
+        done += len;
+    }
+    Ok(())
+}
+
+fn whole(got: i64, wanted: usize) -> io::Result<()> {
+    if got as usize == wanted { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+}
+
+/// Which pages are asked for. See `PAGEMAP_SCAN` in the kernel's documentation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Query {
+    flags: u64,
+    inverted: u64,
+    mask: u64,
+    any_of: u64,
+    wanted: u64,
+}
+
+const WRITTEN: u64 = 1 << 1;
+const FILE: u64 = 1 << 2;
+const PRESENT: u64 = 1 << 3;
+const ZERO: u64 = 1 << 5;
+const PROTECT: u64 = 1;
+const MUST_BE_TRACKED: u64 = 2;
+
+/// Pages of memory without a file. Asking about files looks up each page, and so is apart.
+///
+/// Swapped pages are not asked for: a page that was never there and is tracked looks like one.
+pub(crate) const ANONYMOUS: Query =
+    Query { flags: 0, inverted: ZERO, mask: ZERO, any_of: PRESENT, wanted: PRESENT };
+/// Private copies of pages of a file.
+pub(crate) const COPIED: Query =
+    Query { flags: 0, inverted: ZERO | FILE, mask: ZERO | FILE, any_of: PRESENT, wanted: PRESENT };
+/// Written since the last time, and tracked from now on again. Also what was thrown away since.
+pub(crate) const WRITTEN_SINCE: Query = Query {
+    flags: PROTECT | MUST_BE_TRACKED,
+    inverted: 0,
+    mask: WRITTEN,
+    any_of: 0,
+    wanted: WRITTEN,
+};
+#[repr(C)]
+#[derive(Default)]
+struct ScanArgs {
+    size: u64,
+    flags: u64,
+    start: u64,
+    end: u64,
+    walk_end: u64,
+    regions: u64,
+    regions_len: u64,
+    pages_max: u64,
+    inverted: u64,
+    mask: u64,
+    any_of: u64,
+    wanted: u64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Region {
+    start: u64,
+    end: u64,
+    categories: u64,
+}
+
+const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
+
+/// Ranges of pages in `range` that `query` asks for, in order and joined where they touch.
+pub(crate) fn scan(
+    pagemap: impl AsFd,
+    range: (u64, u64),
+    query: &Query,
+    found: &mut Vec<(u64, u64)>,
+) -> io::Result<()> {
+    let mut regions = [Region::default(); 512];
+    let mut start = range.0;
+    while start < range.1 {
+        let mut args = ScanArgs {
+            size: size_of::<ScanArgs>() as u64,
+            flags: query.flags,
+            start,
+            end: range.1,
+            regions: regions.as_mut_ptr() as u64,
+            regions_len: regions.len() as u64,
+            inverted: query.inverted,
+            mask: query.mask,
+            any_of: query.any_of,
+            wanted: query.wanted,
+            ..ScanArgs::default()
+        };
+        let fd = pagemap.as_fd().as_raw_fd();
+        // SAFETY: `args` has the size that it tells, and `regions` the length that `args` tells.
+        let count =
+            check(unsafe { libc::ioctl(fd, PAGEMAP_SCAN, ptr::from_mut(&mut args)) }.into())?;
+        for region in &regions[..(count as usize).min(512)] {
+            match found.last_mut() {
+                Some(last) if last.1 == region.start => last.1 = region.end,
+                _ => found.push((region.start, region.end)),
+            }
+        }
+        if args.walk_end <= start {
+            break;
+        }
+        start = args.walk_end;
+    }
+    Ok(())
+}
+
+/// Makes a userfaultfd note what is written, without asking anybody.
+pub(crate) fn track_writes(uffd: impl AsFd) -> io::Result<()> {
+    const API: libc::Ioctl = 0xc018_aa3f;
+    const WRITES_ASYNC: u64 = 1 << 15;
+    let mut args = [0xaa_u64, WRITES_ASYNC, 0];
+    // SAFETY: the request takes three words.
+    check(unsafe { libc::ioctl(uffd.as_fd().as_raw_fd(), API, args.as_mut_ptr()) }.into()).map(drop)
+}
+
+/// Begins tracking of a range.
+pub(crate) fn track_range(uffd: impl AsFd, start: u64, end: u64) -> io::Result<()> {
+    const REGISTER: libc::Ioctl = 0xc020_aa00;
+    const WRITE_PROTECT: u64 = 2;
+    let mut args = [start, end - start, WRITE_PROTECT, 0];
+    // SAFETY: the request takes four words.
+    check(unsafe { libc::ioctl(uffd.as_fd().as_raw_fd(), REGISTER, args.as_mut_ptr()) }.into())
+        .map(drop)
+}

@@ -1,0 +1,267 @@
+//! Which pages were written since the last image.
+//!
+//! A process makes a userfaultfd for us and forgets it; with it, the kernel notes writes without asking
+//! anybody. What is no longer noted (memory that was mapped anew, another program) is captured in full.
+
+use std::{collections::HashMap, fs::File, io, os::fd::OwnedFd};
+
+use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
+
+use crate::{
+    dump::{
+        memory::{Pages, populated},
+        proc::Stat,
+    },
+    freeze::Held,
+    image::{ImageId, Mapping, MappingKind, Stored},
+    ranges::{self, Range},
+    sys::memory::{self, WRITTEN_SINCE},
+};
+
+const WRITE: u32 = 2;
+const START_TIME: usize = 22;
+/// Above so many ranges, asking once for the whole mapping is faster than for each.
+const RANGES_FEW: usize = 64;
+
+/// Remembers a tree between captures. One that is dropped, or whose image was not noted, costs a
+/// full capture the next time, and nothing else.
+#[derive(Debug, Default)]
+pub struct Tracker {
+    base: Option<ImageId>,
+    processes: HashMap<i32, Tracked>,
+    /// Pages that were copied while the tree ran, before anything of it was captured.
+    early: Option<Pages>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Tracked {
+    /// The number of a process is used again.
+    started: u64,
+    pub(crate) uffd: OwnedFd,
+    pub(crate) mappings: Vec<Mapping>,
+}
+
+impl Tracker {
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The last capture was written as this image: the next may lie over it.
+    pub fn note(&mut self, id: ImageId) {
+        self.base = Some(id);
+    }
+
+    pub(crate) fn forget(&mut self) {
+        self.base = None;
+        self.early = None;
+        self.processes.clear();
+    }
+
+    pub(crate) fn take_base(&mut self) -> Option<ImageId> {
+        self.base.take()
+    }
+
+    pub(crate) fn take_early(&mut self) -> Option<Pages> {
+        self.early.take()
+    }
+
+    /// Notes writes from now on, and says so in `mappings`: which pages there are.
+    pub(crate) fn begin(&mut self, held: &Held, mappings: Vec<Mapping>) -> io::Result<()> {
+        let pagemap = File::open(format!("/proc/{}/pagemap", held.pid))?;
+        let Some(tracked) = self.processes.get_mut(&held.pid) else {
+            return Err(io::Error::other("it is not tracked"));
+        };
+        for mapping in &mappings {
+            tracked.begin(mapping, &pagemap)?;
+        }
+        tracked.mappings = mappings;
+        Ok(())
+    }
+
+    /// Copies what there is while the tree runs. What is written meanwhile is copied once more later,
+    /// and what is unmapped meanwhile is left out.
+    pub(crate) fn copy_early(&mut self) {
+        let mut early = Pages::default();
+        for (pid, tracked) in &mut self.processes {
+            let (Ok(pagemap), Ok(memory)) = (
+                File::open(format!("/proc/{pid}/pagemap")),
+                File::open(format!("/proc/{pid}/mem")),
+            ) else {
+                continue;
+            };
+            for mapping in tracked.mappings.iter_mut().filter(|mapping| is_trackable(mapping)) {
+                let Ok(found) = populated(&pagemap, mapping, (mapping.start, mapping.end)) else {
+                    continue;
+                };
+                if early.copy(*pid, &memory, mapping, &found).is_ok() {
+                    mapping.pages = found;
+                }
+            }
+        }
+        self.early = Some(early);
+    }
+
+    pub(crate) fn base(&self) -> Option<ImageId> {
+        self.base
+    }
+
+    pub(crate) fn tracked(&self, pid: i32) -> Option<&Tracked> {
+        let tracked = self.processes.get(&pid)?;
+        (started(pid).ok()? == tracked.started).then_some(tracked)
+    }
+
+    /// Whether a process must make us a userfaultfd.
+    pub(crate) fn wants(&self, pid: i32) -> bool {
+        self.tracked(pid).is_none()
+    }
+
+    /// Takes the userfaultfd that the process made, and closes it there.
+    pub(crate) fn adopt(&mut self, held: &mut Held, number: i32) -> io::Result<()> {
+        let uffd = pidfd_getfd(&held.pidfd, number, PidfdGetfdFlags::empty())?;
+        let mut script = held.script(0, 0);
+        script.call(libc::SYS_close, &[number as u64]);
+        held.run(0, &script)?.result(0)?;
+        memory::track_writes(&uffd)?;
+        let started = started(held.pid)?;
+        self.processes.insert(held.pid, Tracked { started, uffd, mappings: Vec::new() });
+        Ok(())
+    }
+
+    /// Copies what changed since the base, or all where that is not known, and tracks it from now on.
+    pub(crate) fn copy(
+        &mut self,
+        held: &Held,
+        mappings: &mut [Mapping],
+        lies_over: LiesOver,
+        pagemap: &File,
+        memory: &File,
+        pages: &mut Pages,
+    ) -> io::Result<()> {
+        let pid = held.pid;
+        let Some(tracked) = self.processes.get_mut(&pid) else {
+            return Err(io::Error::other("it is not tracked"));
+        };
+        for mapping in &mut *mappings {
+            let known = tracked.known(mapping).filter(|_| lies_over != LiesOver::Nothing);
+            let found = known
+                .and_then(|known| Some((known, changed(pagemap, mapping, known).transpose()?)));
+            let wanted = match found {
+                Some((known, changed)) => match lies_over {
+                    LiesOver::Early => keep_early(mapping, known, &changed?),
+                    _ => changed?,
+                },
+                None => {
+                    mapping.pages = populated(pagemap, mapping, (mapping.start, mapping.end))?;
+                    tracked.begin(mapping, pagemap)?;
+                    mapping.pages.clone()
+                }
+            };
+            pages.copy(pid, memory, mapping, &wanted)?;
+            mapping.stored.sort_unstable_by_key(|stored| stored.start);
+        }
+        tracked.mappings = mappings.to_vec();
+        Ok(())
+    }
+}
+
+/// What need not be captured again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LiesOver {
+    Nothing,
+    /// Pages that were copied while the tree ran.
+    Early,
+    Image,
+}
+
+/// Of the pages that were copied early, those count that nobody wrote since. Returns what is missing.
+fn keep_early(mapping: &mut Mapping, known: &Mapping, changed: &[Range]) -> Vec<Range> {
+    let early: Vec<Range> = known.stored.iter().map(|stored| (stored.start, stored.end)).collect();
+    let good = ranges::both(&ranges::without(&early, changed), &mapping.pages);
+    let mut first = 0;
+    for (start, end) in good.iter().copied() {
+        while known.stored.get(first).is_some_and(|stored| stored.end <= start) {
+            first += 1;
+        }
+        for stored in known.stored[first..].iter().take_while(|stored| stored.start < end) {
+            let (from, to) = (start.max(stored.start), end.min(stored.end));
+            mapping.stored.push(Stored {
+                start: from,
+                end: to,
+                at: stored.at + (from - stored.start),
+            });
+        }
+    }
+    ranges::without(&mapping.pages, &good)
+}
+
+fn started(pid: i32) -> io::Result<u64> {
+    Ok(Stat::of(pid)?.number(START_TIME))
+}
+
+/// What is written to through a mapping: the rest is cheap to capture in full.
+pub(crate) fn is_trackable(mapping: &Mapping) -> bool {
+    match mapping.kind {
+        MappingKind::Anonymous { .. } => mapping.access != 0,
+        MappingKind::Private { .. } => mapping.access & WRITE != 0,
+        MappingKind::Shared { .. } => false,
+    }
+}
+
+impl Tracked {
+    fn known(&self, mapping: &Mapping) -> Option<&Mapping> {
+        let index = self.mappings.binary_search_by_key(&mapping.start, |known| known.start).ok()?;
+        let known = &self.mappings[index];
+        let same = known.end == mapping.end && known.kind == mapping.kind && is_trackable(mapping);
+        (same && is_trackable(known)).then_some(known)
+    }
+
+    /// From now on, writes are noted.
+    pub(crate) fn begin(&self, mapping: &Mapping, pagemap: &File) -> io::Result<()> {
+        if !is_trackable(mapping) {
+            return Ok(());
+        }
+        let begun = memory::track_range(&self.uffd, mapping.start, mapping.end);
+        begun.map_err(|err| match err.raw_os_error() {
+            // Two would take each other's notes.
+            Some(libc::EBUSY) => {
+                io::Error::other("another tracker has this process; drop it first")
+            }
+            _ => err,
+        })?;
+        let mut all = Vec::new();
+        memory::scan(pagemap, (mapping.start, mapping.end), &WRITTEN_SINCE, &mut all)
+    }
+}
+
+/// Ranges of a mapping that were written or thrown away since, and are noted from now on again. `None`: that
+/// is not known any more.
+pub(crate) fn written(pagemap: &File, range: Range) -> io::Result<Option<Vec<Range>>> {
+    let mut written = Vec::new();
+    match memory::scan(pagemap, range, &WRITTEN_SINCE, &mut written) {
+        Ok(()) => Ok(Some(written)),
+        Err(err) if err.raw_os_error() == Some(libc::EPERM) => Ok(None),
+        Err(err) => Err(err),
+    }
+}
+
+/// Sets the pages of a mapping, and returns which of them changed.
+fn changed(
+    pagemap: &File,
+    mapping: &mut Mapping,
+    known: &Mapping,
+) -> io::Result<Option<Vec<Range>>> {
+    let range = (mapping.start, mapping.end);
+    let Some(written) = written(pagemap, range)? else { return Ok(None) };
+    let changed = if written.len() > RANGES_FEW {
+        ranges::both(&populated(pagemap, mapping, range)?, &written)
+    } else {
+        let mut changed = Vec::new();
+        for range in &written {
+            changed.extend(populated(pagemap, mapping, *range)?);
+        }
+        changed
+    };
+    mapping.pages = ranges::either(&ranges::without(&known.pages, &written), &changed);
+    Ok(Some(changed))
+}

@@ -1,0 +1,157 @@
+//! Kinds of open files, signals and timers, in one program that looks at all of them afterwards.
+
+use crate::place::{Place, until};
+
+const KINDS: &str = "
+import ctypes, fcntl, os, select, signal, socket, struct, time, threading, mmap
+libc = ctypes.CDLL(None, use_errno=True)
+eventfd = os.eventfd(41)
+semaphore = os.eventfd(3, os.EFD_SEMAPHORE | os.EFD_NONBLOCK)
+timerfd = libc.timerfd_create(1, 0)
+libc.timerfd_settime(timerfd, 0, struct.pack('qqqq', 0, 20_000_000, 0, 20_000_000), None)
+poll = select.epoll(); poll.register(timerfd, select.EPOLLIN)
+reader, writer = os.pipe(); os.write(writer, b'in the pipe')
+fcntl.fcntl(writer, 1031, 1 << 20)
+shut_reader, w = os.pipe(); os.write(w, b'last words'); os.close(w)
+r, shut_writer = os.pipe(); os.close(r)
+a, b = socket.socketpair(); a.sendall(b'queued')
+ghost = open('/mnt/ghost', 'w+'); ghost.write('without a name'); ghost.flush(); ghost.seek(8); os.unlink('/mnt/ghost')
+same = os.dup(ghost.fileno())
+other = os.open(f'/proc/self/fd/{ghost.fileno()}', os.O_RDONLY)
+plain = open('/mnt/plain', 'w+'); plain.write('0123456789'); plain.flush(); plain.seek(4)
+append = os.open('/mnt/append', os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+directory = os.open('/mnt', os.O_RDONLY | os.O_DIRECTORY)
+locked = os.open('/mnt/locked', os.O_RDWR | os.O_CREAT); fcntl.flock(locked, fcntl.LOCK_EX)
+shared_file = open('/mnt/shared', 'wb+'); shared_file.truncate(8192)
+shared = mmap.mmap(shared_file.fileno(), 8192); shared[0:5] = b'first'
+heard = []
+signal.signal(signal.SIGUSR1, lambda *_: heard.append('usr1'))
+signal.signal(signal.SIGALRM, lambda *_: heard.append('alarm'))
+signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1, signal.SIGRTMIN, signal.SIGRTMIN + 1])
+os.kill(os.getpid(), signal.SIGUSR1)
+class Value(ctypes.Union): _fields_ = [('int', ctypes.c_int), ('ptr', ctypes.c_void_p)]
+for n in (5, 6, 7): libc.sigqueue(os.getpid(), int(signal.SIGRTMIN), Value(int=n))
+signal.setitimer(signal.ITIMER_REAL, 0.03, 0.03)
+timer = ctypes.c_void_p()
+event = struct.pack('QiiQQQQQQ', 99, int(signal.SIGRTMIN + 1), 0, 0, 0, 0, 0, 0, 0)
+assert libc.timer_create(1, event, ctypes.byref(timer)) == 0
+libc.timer_settime(timer, 0, struct.pack('qqqq', 0, 10_000_000, 0, 10_000_000), None)
+signalfd = libc.signalfd(-1, ctypes.byref(ctypes.c_uint64(1 << (int(signal.SIGRTMIN) - 1))), 0)
+open('/mnt/ready', 'w').write('1')
+while not os.path.exists('/mnt/go'): time.sleep(0.005)
+def told():
+    yield 'eventfd', struct.unpack('Q', os.read(eventfd, 8))[0]
+    yield 'semaphore', [struct.unpack('Q', os.read(semaphore, 8))[0] for _ in range(3)]
+    try: os.read(semaphore, 8)
+    except BlockingIOError: yield 'semaphore', 'empty'
+    yield 'timerfd', poll.poll(5)[0][0] == timerfd
+    yield 'pipe', os.read(reader, 100), fcntl.fcntl(writer, 1032)
+    os.write(writer, b'more'); yield 'pipe', os.read(reader, 100)
+    yield 'shut', os.read(shut_reader, 100), os.read(shut_reader, 100)
+    try: os.write(shut_writer, b'x')
+    except BrokenPipeError: yield 'shut', 'broken'
+    yield 'pair', b.recv(100)
+    b.sendall(b'back'); yield 'pair', a.recv(100)
+    yield 'ghost', ghost.read(), os.lseek(same, 0, 1), os.read(other, 100), os.fstat(same).st_nlink
+    yield 'plain', plain.read()
+    os.write(append, b'!'); yield 'append', open('/mnt/append').read(), os.lseek(append, 0, 1)
+    yield 'directory', os.stat('plain', dir_fd=directory).st_size
+    try: fcntl.flock(os.open('/mnt/locked', os.O_RDWR), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError: yield 'locked'
+    yield 'shared', shared[0:5]; shared[0:5] = b'again'; yield open('/mnt/shared', 'rb').read(5)
+    yield 'usr2', signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN
+    before = 'usr1' in heard
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+    yield 'usr1', before, heard.count('usr1')
+    heard.clear()
+    while 'alarm' not in heard: time.sleep(0.001)
+    yield 'alarms', True
+    infos = [struct.unpack_from('IiiIIiIIQQQQHiQ', os.read(signalfd, 128)) for _ in range(3)]
+    yield 'queued', [info[13] if False else info for info in infos] and len(infos)
+    info = signal.sigtimedwait([signal.SIGRTMIN + 1], 5)
+    yield 'timer', info is not None and info.si_code
+open('/mnt/answer.new', 'w').write('\\n'.join(map(str, told())))
+os.rename('/mnt/answer.new', '/mnt/answer')
+time.sleep(1000)
+";
+
+const ANSWER: &str = "\
+('eventfd', 41)
+('semaphore', [1, 1, 1])
+('semaphore', 'empty')
+('timerfd', True)
+('pipe', b'in the pipe', 1048576)
+('pipe', b'more')
+('shut', b'last words', b'')
+('shut', 'broken')
+('pair', b'queued')
+('pair', b'back')
+('ghost', 'a name', 14, b'without a name', 0)
+('plain', '456789')
+('append', '!', 1)
+('directory', 10)
+locked
+('shared', b'first')
+b'again'
+('usr2', True)
+('usr1', False, 1)
+('alarms', True)
+('queued', 3)
+('timer', -2)";
+
+#[test]
+fn every_kind_of_open_file_comes_back() {
+    let mut place = Place::new();
+    let sandbox = place.python(KINDS);
+    until("ready", || Some(place.number("ready")).filter(|ready| *ready == 1));
+    place.capture(&sandbox);
+    drop(sandbox);
+    let _copy = place.restore();
+    place.put("go", "");
+    let answer = until(&format!("an answer; log: {}", place.read("log")), || {
+        Some(place.read("answer")).filter(|text| !text.is_empty())
+    });
+    assert_eq!(answer, ANSWER);
+}
+
+#[test]
+fn the_original_notices_nothing() {
+    let mut place = Place::new();
+    let sandbox = place.python(KINDS);
+    until("ready", || Some(place.number("ready")).filter(|ready| *ready == 1));
+    for _ in 0..3 {
+        place.capture(&sandbox);
+    }
+    place.put("go", "");
+    let answer = until("an answer", || Some(place.read("answer")).filter(|text| !text.is_empty()));
+    assert_eq!(answer, ANSWER);
+}
+
+/// A timer stands while its signal waits; it must not stand for ever.
+#[test]
+fn a_timer_whose_signal_waits_goes_on() {
+    let mut place = Place::new();
+    let sandbox = place.python(
+        "
+import os, signal, time
+heard = []
+signal.signal(signal.SIGALRM, lambda *_: heard.append(1))
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+signal.setitimer(signal.ITIMER_REAL, 0.005, 0.005)
+while signal.SIGALRM not in signal.sigpending(): time.sleep(0.001)
+open('/mnt/ready', 'w').write('1')
+while not os.path.exists('/mnt/go'): time.sleep(0.005)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+while len(heard) < 5: time.sleep(0.001)
+open('/mnt/answer', 'w').write('1')
+time.sleep(1000)
+",
+    );
+    until("ready", || Some(place.number("ready")).filter(|ready| *ready == 1));
+    place.capture(&sandbox);
+    drop(sandbox);
+    let _copy = place.restore();
+    place.put("go", "");
+    until("it rings", || (place.number("answer") == 1).then_some(()));
+}

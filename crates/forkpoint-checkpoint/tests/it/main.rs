@@ -1,0 +1,16 @@
+//! Real process trees in bare sandboxes: captured, killed, brought back.
+
+#![expect(clippy::unwrap_used, reason = "in a test, what cannot be unwrapped is a failure")]
+
+mod killed;
+mod kinds;
+mod memory;
+mod place;
+mod refusals;
+mod rollbacks;
+mod rounds;
+mod shells;
+mod sockets;
+mod terminals;
+mod threads;
+mod tracking;

@@ -1,0 +1,199 @@
+//! The memory of a copy is that of the original, byte for byte.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    os::unix::fs::FileExt as _,
+};
+
+use forkpoint_checkpoint::{CaptureSpec, Tree, bare::Bare, capture, image::Snapshot};
+use proptest::prelude::*;
+
+use crate::place::{Place, until};
+
+/// Maps, writes, forks and opens as a seed says, and then waits.
+const RANDOM: &str = "
+import ctypes, mmap, os, random, signal, sys
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+for f in (libc.munmap, libc.mprotect, libc.madvise): f.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+r = random.Random(int(open('/mnt/seed').read()))
+regions, files = [], []
+signal.signal(signal.SIGTERM, lambda *_: None)
+def step(depth):
+    what = r.randrange(9)
+    if what <= 1:
+        size = r.randrange(1, 64) * 4096
+        regions.append((libc.mmap(None, size, 3, 0x22, -1, 0), size))
+    elif what <= 4 and regions:
+        start, size = r.choice(regions)
+        for _ in range(r.randrange(1, 12)):
+            at = r.randrange(size - 64)
+            ctypes.memmove(start + at, r.randbytes(64), 64)
+    elif what == 5 and regions:
+        start, size = regions.pop(r.randrange(len(regions)))
+        libc.munmap(start + size // 8192 * 4096, 4096, 0)
+    elif what == 6 and regions:
+        start, size = regions.pop(r.randrange(len(regions)))
+        libc.mprotect(start, 4096, r.choice([0, 1, 3]))
+    elif what == 7:
+        name = f'/mnt/f{r.randrange(5)}'
+        f = os.open(name, os.O_RDWR | os.O_CREAT); os.write(f, r.randbytes(r.randrange(9000))); files.append(f)
+        if r.randrange(2): regions.append((libc.mmap(None, 8192, 3, 2, f, 0), 4096))
+    elif regions:
+        start, size = r.choice(regions)
+        libc.madvise(start, 4096, 4)
+    if r.randrange(25) == 0 and depth < 3 and os.fork() == 0:
+        depth += 1
+        r.seed(r.randrange(1 << 30) + depth)
+    return depth
+depth = 0
+for _ in range(r.randrange(20, 120)): depth = step(depth)
+open(f'/mnt/ready{os.getpid()}', 'w').write('1')
+while True: signal.pause()
+";
+
+type Memory = BTreeMap<(i32, u64), Vec<u8>>;
+
+/// All memory that can be read, by number inside and address.
+fn memory(sandbox: &Bare) -> Memory {
+    let mut all = Memory::new();
+    for entry in fs::read_dir("/proc").unwrap().flatten() {
+        let Ok(outside) = entry.file_name().to_string_lossy().parse::<i32>() else { continue };
+        let status = fs::read_to_string(format!("/proc/{outside}/status")).unwrap_or_default();
+        let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:")).unwrap_or("");
+        let numbers: Vec<i32> = numbers.split_whitespace().filter_map(|n| n.parse().ok()).collect();
+        let namespace = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+        let [.., inside] = numbers[..] else { continue };
+        if inside == 1 || numbers.len() < 2 || namespace(outside) != namespace(sandbox.init) {
+            continue;
+        }
+        let file = File::open(format!("/proc/{outside}/mem")).unwrap();
+        for line in fs::read_to_string(format!("/proc/{outside}/maps")).unwrap().lines() {
+            let (start, end) = line.split(' ').next().unwrap().split_once('-').unwrap();
+            let (start, end) =
+                (u64::from_str_radix(start, 16).unwrap(), u64::from_str_radix(end, 16).unwrap());
+            if line.contains("[v") {
+                continue;
+            }
+            let mut bytes = vec![0; (end - start) as usize];
+            // Behind the end of a mapped file there is nothing to read.
+            for (page, bytes) in bytes.chunks_mut(4096).enumerate() {
+                let _ = file.read_exact_at(bytes, start + 4096 * page as u64);
+            }
+            all.insert((inside, start), bytes);
+        }
+    }
+    all
+}
+
+/// Pages that differ, apart from what the kernel writes by itself.
+fn differing(before: &Memory, after: &Memory, snapshot: &Snapshot) -> Vec<(i32, u64)> {
+    let own: Vec<(i32, u64)> = snapshot
+        .processes
+        .iter()
+        .filter_map(|process| Some((process.pid, process.alive()?)))
+        .flat_map(|(pid, alive)| {
+            alive.threads.iter().filter_map(move |thread| Some((pid, thread.rseq?.0)))
+        })
+        .collect();
+    let mut found = Vec::new();
+    for ((pid, start), bytes) in before {
+        let pages = bytes.chunks(4096).zip(after[&(*pid, *start)].chunks(4096));
+        for (page, (one, other)) in pages.enumerate().filter(|(_, (one, other))| one != other) {
+            let page = start + 4096 * page as u64;
+            let differs = |at: usize| {
+                let address = page + at as u64;
+                let is_own = |(owner, area): &(i32, u64)| {
+                    owner == pid && (*area..area + 32).contains(&address)
+                };
+                one[at] != other[at] && !own.iter().any(is_own)
+            };
+            if (0..one.len()).any(differs) {
+                found.push((*pid, page));
+            }
+        }
+    }
+    found
+}
+
+/// Mappings that touch count as one: what the kernel joins is not the program's business.
+fn joined(memory: Memory) -> Memory {
+    let mut all = Memory::new();
+    for ((pid, start), bytes) in memory {
+        match all.last_entry() {
+            Some(mut last)
+                if last.key().0 == pid && last.key().1 + last.get().len() as u64 == start =>
+            {
+                last.get_mut().extend(bytes);
+            }
+            _ => {
+                all.insert((pid, start), bytes);
+            }
+        }
+    }
+    all
+}
+
+/// Mappings that one of them has alone, or with another length.
+fn only<'a>(one: &'a Memory, other: &'a Memory) -> Vec<(i32, String)> {
+    let len = |memory: &Memory, key| memory.get(key).map_or(0, Vec::len);
+    let keys = one.keys().chain(other.keys());
+    let odd = keys.filter(|key| len(one, key) != len(other, key));
+    odd.map(|key| (key.0, format!("{:x} {:x} {:x}", key.1, len(one, key), len(other, key))))
+        .collect()
+}
+
+fn compare(seed: u32) {
+    let mut place = Place::new();
+    place.put("seed", &seed.to_string());
+    let sandbox = place.python(RANDOM);
+    until("all wait", || {
+        let names = fs::read_dir(sandbox.path("/proc")).unwrap().flatten();
+        let numbers = names.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+        let calls = numbers.filter(|pid| *pid != 1).map(|pid| {
+            let call = fs::read_to_string(sandbox.path(&format!("/proc/{pid}/syscall")));
+            call.is_ok_and(|call| call.starts_with("34 "))
+        });
+        let waiting: Vec<bool> = calls.collect();
+        (!waiting.is_empty()
+            && waiting.len() == place.ready()
+            && waiting.iter().all(|waits| *waits))
+        .then_some(())
+    });
+    let mut before = Memory::new();
+    let captured = capture(&Tree::below(sandbox.init), &CaptureSpec::default(), || {
+        before = memory(&sandbox);
+        Ok(())
+    })
+    .unwrap();
+    place.write(&captured);
+    // What the engine itself mapped in there while it looked is not the program's.
+    let known: Vec<(i32, u64)> = captured
+        .snapshot
+        .processes
+        .iter()
+        .filter_map(|p| Some((p.pid, p.alive()?)))
+        .flat_map(|(pid, alive)| alive.mappings.iter().map(move |mapping| (pid, mapping.start)))
+        .collect();
+    before.retain(|key, _| known.contains(key));
+    assert_eq!(before.len(), known.len());
+    let before = joined(before);
+    let original = joined(memory(&sandbox));
+    assert_eq!(only(&original, &before), [], "the original");
+    assert_eq!(differing(&before, &original, &captured.snapshot), [], "the original");
+    drop(sandbox);
+    let copy = place.restore();
+    let after = joined(memory(&copy));
+    assert_eq!(only(&after, &before), [], "the copy");
+    assert_eq!(differing(&before, &after, &captured.snapshot), [], "the copy, seed {seed}");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4, failure_persistence: None, max_shrink_iters: 0, ..ProptestConfig::default() })]
+    #[test]
+    fn a_copy_has_the_same_memory(seed in any::<u32>()) {
+        compare(seed);
+    }
+}

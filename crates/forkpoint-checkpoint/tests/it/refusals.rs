@@ -1,0 +1,132 @@
+//! What cannot be captured is refused with the process, the thing and the reason, and goes on unharmed.
+
+use forkpoint_checkpoint::{Error, Refusal};
+
+use crate::place::{Place, try_capture, until};
+
+/// A program with something that is refused; it counts on.
+fn refused(thing: &str) -> Refusal {
+    let place = Place::new();
+    let program = format!(
+        "
+import ctypes, mmap, os, socket, time, threading, fcntl, signal
+libc = ctypes.CDLL(None, use_errno=True)
+{thing}
+n = 0
+while True:
+    n += 1
+    with open('/mnt/count.new', 'w') as f: f.write(str(n))
+    os.rename('/mnt/count.new', '/mnt/count')
+    time.sleep(0.002)
+"
+    );
+    let sandbox = place.python(&program);
+    let before = place.grows("count", 2);
+    let found = match try_capture(&sandbox) {
+        Err(Error::Refused(refusals)) => refusals.0,
+        other => panic!("not refused: {other:?}"),
+    };
+    place.grows("count", before + 3);
+    assert_eq!(found.len(), 1, "{found:?}");
+    let first = found.into_iter().next().unwrap();
+    assert!(matches!(first.pid, 2 | 3), "{first}");
+    assert_eq!(first.process, "python3");
+    first
+}
+
+#[test]
+fn io_uring_is_refused() {
+    let found = refused("libc.syscall(425, 8, ctypes.create_string_buffer(120))");
+    assert_eq!(found.thing, "`anon_inode:[io_uring]` (descriptor 3)");
+    assert!(found.reason.contains("run the program without io_uring"), "{}", found.reason);
+}
+
+#[test]
+fn a_connection_is_refused() {
+    let thing = "s = socket.create_server(('127.0.0.1', 81)); s.settimeout(9)\n\
+                 c = socket.create_connection(('127.0.0.1', 81)); d, _ = s.accept(); c.close()";
+    let found = refused(thing);
+    assert!(found.thing.starts_with("`socket:["), "{}", found.thing);
+    assert!(found.reason.contains("connections are not captured"), "{}", found.reason);
+}
+
+#[test]
+fn shared_anonymous_memory_is_refused() {
+    let found = refused("m = mmap.mmap(-1, 8192)");
+    assert!(found.thing.starts_with("memory /dev/zero (deleted) at 0x"), "{}", found.thing);
+    assert!(found.reason.contains("use a file instead"), "{}", found.reason);
+}
+
+#[test]
+fn memory_with_a_descriptor_is_refused() {
+    let found = refused("f = os.memfd_create('x')");
+    assert!(found.thing.starts_with("`/memfd:x (deleted)` (descriptor"), "{}", found.thing);
+}
+
+#[test]
+fn watched_files_are_refused() {
+    let found = refused("f = libc.inotify_init(); libc.inotify_add_watch(f, b'/mnt', 2)");
+    assert_eq!(found.thing, "`anon_inode:inotify` (descriptor 3)");
+}
+
+#[test]
+fn a_lock_of_a_process_is_refused() {
+    let found = refused("kept = open('/mnt/lock', 'w'); fcntl.lockf(kept, fcntl.LOCK_EX)");
+    assert_eq!(found.thing, "`/mnt/lock` (descriptor 3)");
+    assert!(found.reason.contains("lock of kind posix"), "{}", found.reason);
+}
+
+#[test]
+fn a_file_that_was_replaced_is_refused() {
+    let thing = "kept = open('/mnt/a', 'w'); open('/mnt/b', 'w'); os.link('/mnt/a', '/mnt/c'); os.rename('/mnt/b', '/mnt/a')";
+    let found = refused(thing);
+    assert!(found.reason.contains("its name leads elsewhere"), "{}", found.reason);
+}
+
+#[test]
+fn locked_memory_is_refused() {
+    let found = refused("m = ctypes.create_string_buffer(65536); assert libc.mlock(m, 8192) == 0");
+    assert_eq!(found.thing, "locked memory");
+}
+
+#[test]
+fn a_nested_namespace_is_refused() {
+    let found = refused("assert libc.unshare(0x04000000) == 0");
+    assert_eq!(found.thing, "a uts namespace of its own");
+}
+
+#[test]
+fn another_root_is_refused() {
+    let found = refused(
+        "os.mkdir('/mnt/root'); os.mkdir('/mnt/root/mnt'); d = '/mnt/root'\n\
+                         pid = os.fork()\n\
+                         if pid == 0: os.chroot(d); os.chdir('/')\n\
+                         if pid == 0:\n    while True: time.sleep(1)\n\
+                         time.sleep(0.2)",
+    )
+    .thing;
+    assert_eq!(found, "another root directory");
+}
+
+#[test]
+fn who_is_traced_is_refused() {
+    let place = Place::new();
+    // The child traces its parent.
+    let sandbox = place.python(
+        "import ctypes, os, time\nlibc = ctypes.CDLL(None)\nlibc.prctl(0x59616d61, -1, 0, 0, 0)\nn = 0\n\
+         if os.fork() == 0:\n    libc.ptrace(0x4206, os.getppid(), 0, 0); open('/mnt/ready', 'w').write('1')\n    time.sleep(1000)\n\
+         while True:\n    n += 1; open('/mnt/count.new', 'w').write(str(n)); os.rename('/mnt/count.new', '/mnt/count'); time.sleep(0.002)\n",
+    );
+    until("it is traced", || Some(place.number("ready")).filter(|ready| *ready == 1));
+    let before = place.grows("count", 2);
+    let err = try_capture(&sandbox).unwrap_err();
+    assert!(err.to_string().contains("somebody else traces it"), "{err}");
+    place.grows("count", before + 2);
+}
+
+#[test]
+fn a_pair_whose_other_end_is_closed_is_refused() {
+    let found = refused("a, b = socket.socketpair(); b.close()");
+    assert!(found.thing.starts_with("`socket:["), "{}", found.thing);
+    assert!(found.reason.contains("its other end is closed"), "{}", found.reason);
+}

@@ -1,0 +1,162 @@
+//! Back in place.
+
+use forkpoint_checkpoint::{CaptureSpec, Chain, Error, Tracker, Tree, bare::Bare};
+
+use crate::place::{Place, until};
+
+/// Changes all that can go back in place when it is asked to, and tells what it sees.
+const CHANGING: &str = "
+import mmap, os, signal, struct, threading, time, zlib
+m = mmap.mmap(-1, 16 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for at in range(0, 8 << 20, 4096): m[at:at + 8] = at.to_bytes(8, 'little')
+kept = open('/mnt/kept', 'w+'); kept.write('0123456789'); kept.flush(); kept.seek(3)
+reader, writer = os.pipe(); os.write(writer, b'waiting')
+event = os.eventfd(5)
+heard = []
+signal.signal(signal.SIGUSR1, lambda *_: heard.append('first'))
+ticks = [0]
+def tick():
+    while True: ticks[0] += 1; time.sleep(0.001)
+threading.Thread(target=tick, daemon=True).start()
+more = []
+n = 0
+def told(): return f'{n} {zlib.crc32(m)} {kept.tell()} {os.getcwd()} {len(more)} {len(os.listdir(\"/proc/self/fd\"))} {len(heard)}'
+while True:
+    try: wanted = int(open('/mnt/want').read() or 0)
+    except (FileNotFoundError, ValueError): wanted = 0
+    if wanted > n:
+        n = wanted
+        for at in range(0, 200 * 4096, 4096): m[at * 9 % (12 << 20)] = n & 255
+        kept.read(2); os.read(reader, 3); os.read(event, 8); os.eventfd_write(event, 9)
+        more.append(open('/mnt/more', 'w'))
+        more.append(bytearray(5 << 20))
+        os.chdir('/mnt/sub')
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        if os.fork() == 0:
+            while True: time.sleep(1)
+        open('/mnt/answer.new', 'w').write(told() + '.')
+        os.rename('/mnt/answer.new', '/mnt/answer')
+    else:
+        open('/mnt/now.new', 'w').write(told() + '.')
+        os.rename('/mnt/now.new', '/mnt/now')
+    time.sleep(0.002)
+";
+
+fn ask(place: &Place, number: u32) -> String {
+    place.put("answer", "");
+    place.put("want", &number.to_string());
+    let wanted = format!("{number} ");
+    let answer = until("an answer", || {
+        Some(place.read("answer")).filter(|text| text.starts_with(&wanted) && text.ends_with('.'))
+    });
+    place.put("want", "0");
+    answer
+}
+
+fn processes(sandbox: &Bare) -> usize {
+    let names = std::fs::read_dir(sandbox.path("/proc")).unwrap().flatten();
+    names.filter(|entry| entry.file_name().to_string_lossy().parse::<i32>().is_ok()).count()
+}
+
+#[test]
+fn a_process_goes_back_again_and_again() {
+    let mut place = Place::new();
+    std::fs::create_dir(place.work().join("sub")).unwrap();
+    let sandbox = place.python(CHANGING);
+    until("it runs", || Some(place.read("now")).filter(|text| text.ends_with('.')));
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    let mut tracker = Tracker::new();
+    // While it writes, it has a file open that it will not have for long.
+    let captured = until("it is at rest", || {
+        let captured = tracker.capture(&tree, &spec, || Ok(())).unwrap();
+        let names = captured.snapshot.files.iter().map(|file| format!("{:?}", file.kind));
+        (!names.into_iter().any(|name| name.contains("/mnt/now.new") || name.contains("/mnt/want")))
+            .then_some(captured)
+    });
+    let id = place.write(&captured);
+    tracker.note(id);
+    let before = place.read("now");
+    let chain = Chain::open(place.images.clone()).unwrap();
+    let first = ask(&place, 1);
+    for round in 0..20 {
+        assert_eq!(processes(&sandbox), 3, "round {round}");
+        let done = tracker.rollback(&tree, &chain, &spec, || Ok(())).unwrap();
+        assert_eq!(done.ended, 1);
+        assert!((100 * 4096..48 << 20).contains(&done.memory_bytes), "{done:?}");
+        place.put("now", "");
+        let now = until("it runs", || Some(place.read("now")).filter(|text| text.ends_with('.')));
+        assert_eq!(now, before, "round {round}");
+        assert_eq!(processes(&sandbox), 2);
+        assert_eq!(ask(&place, 1), first, "round {round}");
+    }
+    // What is captured next lies over the same image.
+    let captured = tracker.capture(&tree, &spec, || place.keep_files()).unwrap();
+    assert_eq!(captured.parent(), Some(id));
+    place.write(&captured);
+    drop(sandbox);
+    place.put("now", "");
+    let _copy = place.restore();
+    until("the copy runs", || place.read("now").starts_with("1 ").then_some(()));
+}
+
+#[test]
+fn a_tree_that_no_longer_fits_is_left_as_it_is() {
+    let mut place = Place::new();
+    let sandbox = place.shell(crate::shells::COUNTER);
+    place.grows("count", 3);
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    let mut tracker = Tracker::new();
+    // While it sleeps, there is a child that will be gone.
+    let captured = until("it has a child", || {
+        let captured = tracker.capture(&tree, &spec, || Ok(())).unwrap();
+        (captured.snapshot.processes.len() == 2).then_some(captured)
+    });
+    tracker.note(place.write(&captured));
+    let chain = Chain::open(place.images.clone()).unwrap();
+    let before = place.number("count");
+    let before = place.grows("count", before + 3);
+    let err = tracker.rollback(&tree, &chain, &spec, || Ok(())).unwrap_err();
+    assert!(matches!(&err, Error::NotInPlace { why } if why.contains("is gone")), "{err}");
+    place.grows("count", before + 3);
+    // Another image than the last is not gone back to in place.
+    let other = tracker.capture(&tree, &spec, || Ok(())).unwrap();
+    let mut elsewhere = Place::new();
+    elsewhere.images = place.images.clone();
+    let id = elsewhere.write(&other);
+    tracker.note(id);
+    let err = tracker.rollback(&tree, &chain, &spec, || Ok(())).unwrap_err();
+    assert!(err.to_string().contains("restore it instead"), "{err}");
+}
+
+/// The same number, but another file: nothing is touched.
+#[test]
+fn a_descriptor_that_became_another_is_noticed() {
+    let mut place = Place::new();
+    let sandbox = place.python(
+        "
+import os, time
+fd = os.open('/mnt/one', os.O_RDWR | os.O_CREAT)
+n = 0
+while True:
+    n += 1
+    if os.path.exists('/mnt/go') and not os.path.exists('/mnt/gone'):
+        os.close(fd); assert os.open('/mnt/two', os.O_RDWR | os.O_CREAT) == fd
+        os.close(os.open('/mnt/gone', os.O_CREAT))
+    with open('/mnt/count.new', 'w') as f: f.write(str(n))
+    os.rename('/mnt/count.new', '/mnt/count')
+    time.sleep(0.001)
+",
+    );
+    place.grows("count", 2);
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    let mut tracker = Tracker::new();
+    let captured = tracker.capture(&tree, &spec, || Ok(())).unwrap();
+    tracker.note(place.write(&captured));
+    let chain = Chain::open(place.images.clone()).unwrap();
+    place.put("go", "");
+    until("it is another", || place.work().join("gone").exists().then_some(()));
+    let before = place.number("count");
+    let err = tracker.rollback(&tree, &chain, &spec, || Ok(())).unwrap_err();
+    assert!(err.to_string().contains("something else as descriptor 3"), "{err}");
+    place.grows("count", before + 2);
+}

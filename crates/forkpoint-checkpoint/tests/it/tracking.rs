@@ -1,0 +1,147 @@
+//! Captures of what changed since the last one.
+
+use forkpoint_checkpoint::{CaptureSpec, Tracker, Tree, bare::Bare};
+
+use crate::place::{Place, until};
+
+/// A heap whose pages are written when asked for, and a sum of all of it.
+const HEAP: &str = "
+import mmap, os, time, zlib
+m = mmap.mmap(-1, 32 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+for at in range(0, len(m), 4096): m[at:at + 8] = at.to_bytes(8, 'little')
+n = 0
+while True:
+    try: wanted = int(open('/mnt/want').read() or 0)
+    except (FileNotFoundError, ValueError): wanted = 0
+    if wanted > n:
+        n = wanted
+        for at in range(0, 100 * 4096, 4096): m[at * 20 % (30 << 20)] = n
+        if n == 3: m.madvise(mmap.MADV_DONTNEED, 16 << 20, 1 << 20)
+        open('/mnt/answer.new', 'w').write(f'{n} {zlib.crc32(m)}.')
+        os.rename('/mnt/answer.new', '/mnt/answer')
+    time.sleep(0.002)
+";
+
+fn ask(place: &Place, number: u32) -> String {
+    place.put("want", &number.to_string());
+    let wanted = format!("{number} ");
+    until("an answer", || {
+        Some(place.read("answer")).filter(|text| text.starts_with(&wanted) && text.ends_with('.'))
+    })
+}
+
+fn capture(place: &mut Place, tracker: &mut Tracker, sandbox: &Bare) -> u64 {
+    let tree = Tree::below(sandbox.init);
+    let captured = tracker.capture(&tree, &CaptureSpec::default(), || place.keep_files()).unwrap();
+    let id = place.write(&captured);
+    tracker.note(id);
+    captured.pages_len_bytes()
+}
+
+#[test]
+fn only_what_was_written_is_captured_again() {
+    let mut place = Place::new();
+    let sandbox = place.python(HEAP);
+    ask(&place, 1);
+    let mut tracker = Tracker::new();
+    let first = capture(&mut place, &mut tracker, &sandbox);
+    assert!(first > 32 << 20, "{first}");
+    let mut answers = Vec::new();
+    for number in 2..6 {
+        answers.push(ask(&place, number));
+        let more = capture(&mut place, &mut tracker, &sandbox);
+        assert!((100 * 4096..4 << 20).contains(&more), "{more} bytes in capture {number}");
+    }
+    assert_eq!(place.images.len(), 5);
+    let all = place.images.clone();
+    drop(sandbox);
+    // Every moment of the row can be gone back to; asking for the same again gives the same sum.
+    for (number, answer) in (2..6).zip(&answers) {
+        place.images = all[..number as usize].to_vec();
+        place.put("answer", "");
+        place.put("want", "0");
+        // The files that were kept are those of the last moment.
+        let copy = place.try_restore().unwrap();
+        let next = answers.get(number as usize - 1);
+        assert_eq!(next.is_some(), number < 5);
+        if let Some(next) = next {
+            assert_eq!(&ask(&place, number + 1), next);
+        }
+        assert!(answer.ends_with('.'));
+        drop(copy);
+    }
+}
+
+#[test]
+fn a_tree_that_changes_is_captured_as_it_is() {
+    let mut place = Place::new();
+    let mut sandbox = place.shell(crate::shells::COUNTER);
+    let mut before = place.grows("count", 3);
+    for _ in 0..3 {
+        let mut tracker = Tracker::new();
+        for _ in 0..5 {
+            capture(&mut place, &mut tracker, &sandbox);
+            before = place.grows("count", before);
+        }
+        drop(sandbox);
+        place.put("count", "0");
+        sandbox = place.restore();
+        before = place.grows("count", before.saturating_sub(5));
+    }
+}
+
+#[test]
+fn an_image_that_was_not_noted_is_not_built_upon() {
+    let place = Place::new();
+    let sandbox = place.python(HEAP);
+    ask(&place, 1);
+    let mut tracker = Tracker::new();
+    let tree = Tree::below(sandbox.init);
+    for _ in 0..2 {
+        let captured = tracker.capture(&tree, &CaptureSpec::default(), || Ok(())).unwrap();
+        assert!(captured.parent().is_none() && captured.pages_len_bytes() > 32 << 20);
+    }
+    let err =
+        tracker.capture(&tree, &CaptureSpec::default(), || Err(std::io::Error::other("no room")));
+    assert!(err.is_err());
+    ask(&place, 2);
+}
+
+/// What was copied while it ran and what was copied while it stood are one moment.
+#[test]
+fn what_is_copied_early_is_corrected() {
+    let mut place = Place::new();
+    let sandbox = place.python(HEAP);
+    ask(&place, 1);
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    let mut tracker = Tracker::new();
+    tracker.prepare(&tree, &spec).unwrap();
+    ask(&place, 2);
+    let captured = tracker.capture(&tree, &spec, || place.keep_files()).unwrap();
+    assert!(captured.parent().is_none());
+    place.write(&captured);
+    let third = ask(&place, 3);
+    drop(sandbox);
+    place.put("answer", "");
+    place.put("want", "0");
+    let copy = place.restore();
+    assert_eq!(ask(&place, 3), third);
+    drop(copy);
+}
+
+#[test]
+fn a_second_tracker_is_told_of_the_first() {
+    let place = Place::new();
+    let sandbox = place.python(HEAP);
+    ask(&place, 1);
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    let mut first = Tracker::new();
+    first.capture(&tree, &spec, || Ok(())).unwrap();
+    let mut second = Tracker::new();
+    let err = second.capture(&tree, &spec, || Ok(())).unwrap_err();
+    let cause = std::error::Error::source(&err).unwrap().to_string();
+    assert!(cause.contains("another tracker has this process"), "{err}: {cause}");
+    ask(&place, 2);
+    drop(first);
+    second.capture(&tree, &spec, || Ok(())).unwrap();
+}
