@@ -110,10 +110,11 @@ fn every_verb_speaks_json() {
     assert_told!(script.told);
 }
 
-/// Those whose output is the command's or the file's own, and those that print for people or shells alone.
+/// Those whose output is the command's or the file's own, and those that print for people or shells alone. What the
+/// two of containers say is told where there is an engine.
 #[test]
 fn no_verb_is_forgotten() {
-    let plain = ["run", "exec", "cat", "completions", "demo"];
+    let plain = ["run", "exec", "cat", "completions", "demo", "watch", "import-legacy"];
     let told = include_str!("json.rs");
     for verb in VERBS {
         let asked = told.contains(&format!("\"{verb} ")) || told.contains(&format!("\"{verb}\""));
