@@ -43,13 +43,15 @@ export DOCKER_HOST="unix://$1/docker.sock"
 for id in $(timeout 20 docker ps -aq); do timeout 20 docker rm -f "$id"; done
 kill "$2"
 while kill -0 "$2" 2>/dev/null; do sleep 0.1; done
-rm -rf data exec docker.sock pid root
+rm -rf data exec docker.sock pid root tmp
 "#;
 
 /// Starts a daemon in namespaces of its own; with a second argument, again and again until there is a
 /// file `stop`, and with processes that end when it does.
 const SERVE: &str = r#"
 cd "$1" || exit
+mkdir -p tmp
+export TMPDIR="$1/tmp" # it leaves things there
 ip link set lo up
 serve() { dockerd --data-root "$1/data" --exec-root "$1/exec" -p "$1/pid" \
     -H "unix://$1/docker.sock" --experimental; }
@@ -93,7 +95,7 @@ impl DockerEngine {
         reason = "both outlive this process, and nobody waits for them"
     )]
     fn start_shared(&self) {
-        for left in ["data", "exec", "root"] {
+        for left in ["data", "exec", "root", "tmp"] {
             let _ = fs::remove_dir_all(self.directory.join(left));
         }
         let _ = fs::remove_file(self.directory.join("docker.sock"));

@@ -74,7 +74,7 @@ fn every_verb_tells_what_it_did() {
 /// One that goes wrong is in `errors.rs`; these print other than a few lines.
 #[test]
 fn no_verb_is_forgotten() {
-    let elsewhere = ["doctor", "completions", "demo"];
+    let elsewhere = ["doctor", "completions", "demo", "watch", "import-legacy"];
     let told = include_str!("told.rs");
     for verb in VERBS {
         let asked = told.contains(&format!("\"{verb} ")) || told.contains(&format!("\"{verb}\""));

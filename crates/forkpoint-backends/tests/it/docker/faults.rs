@@ -249,9 +249,10 @@ fn what_a_snapshot_leaves_out_is_told_before() {
 #[test]
 fn a_disk_that_is_full_leaves_nothing_half_made() {
     runtime().block_on(async {
-        let directory = tempfile::TempDir::new().unwrap();
-        let disk = directory.path().join("disk");
-        let at = directory.path().join("engine");
+        // Outlives what is mounted in it.
+        let ground = tempfile::TempDir::new().unwrap();
+        let disk = ground.path().join("disk");
+        let at = ground.path().join("engine");
         std::fs::create_dir(&at).unwrap();
         let run = |args: &[&str]| {
             let output = Command::new(args[0]).args(&args[1..]).output().unwrap();
@@ -267,8 +268,8 @@ fn a_disk_that_is_full_leaves_nothing_half_made() {
         let mounted = Mounted(at.clone());
         {
             let engine = forkpoint_testkit::docker::DockerEngine::own(&at);
-            let machine = Machine { engine, directory };
-            let scene = Scene::on(machine);
+            let directory = tempfile::TempDir::new().unwrap();
+            let scene = Scene::on(Machine { engine, directory });
             let sandbox = scene.driver.create(new_id(), &spec()).await.unwrap();
             shell(sandbox.as_ref(), "echo good > /state").await;
             let sealed = scene.seal(sandbox.as_ref()).await;
