@@ -15,10 +15,17 @@ rm -rf "$place"
 mkdir -p "$place"/{lists,cache/archives}/partial "$place/root" "$tools/bin"
 : >"$place/status"
 
-mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Component: main' \
-    'Origin: Debian' 'Label: Debian' | head -n 1)
+known_mirror() {
+    apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Component: main' \
+        'Origin: Debian' 'Label: Debian' | head -n 1
+}
+mirror=$(known_mirror)
 if [ -z "$mirror" ]; then
-    echo "install-criu.sh: no source of Debian's packages is known here: run \`apt-get update\`" >&2
+    apt-get -q update
+    mirror=$(known_mirror)
+fi
+if [ -z "$mirror" ]; then
+    echo "install-criu.sh: this machine has no source of Debian's packages" >&2
     exit 1
 fi
 keys=/usr/share/keyrings/debian-archive-keyring.gpg
@@ -37,13 +44,15 @@ mapfile -t packages < <(apt apt-cache depends --recurse --no-recommends --no-sug
 (cd "$place/cache" && apt apt-get -q download "${packages[@]}")
 for package in "$place"/cache/*.deb; do dpkg -x "$package" "$place/root"; done
 
-# The libraries are newer than the machine's, so they come with their own loader.
-loader=$(find "$place/root" -name 'ld-linux*.so*' | head -n 1)
-libraries=$(find "$place/root" -name '*.so*' -printf '%h\n' | sort -u | paste -sd: -)
-program=$(find "$place/root" -name criu -type f -perm -u+x | head -n 1)
+# The libraries are newer than the machine's, so they come with their own loader. All of it may be moved.
+cd "$place/root"
+loader=$(find . -name 'ld-linux*.so*' | head -n 1)
+libraries=$(find . -name '*.so*' -printf '%h\n' | sort -u | sed 's|^|$root/|' | paste -sd: -)
+program=$(find . -name criu -type f -perm -u+x | head -n 1)
 cat >"$tools/bin/criu" <<SH
 #!/bin/sh
-exec "$loader" --library-path "$libraries" "$program" "\$@"
+root=\$(dirname "\$(realpath "\$0")")/../criu/root
+exec "\$root/$loader" --library-path "$libraries" "\$root/$program" "\$@"
 SH
 chmod +x "$tools/bin/criu"
 rm -rf "$place/cache" "$place/lists"
