@@ -171,9 +171,10 @@ fn a_launcher_that_is_killed_at_work_leaves_nothing_half_done() {
             round += 1;
             is_over.store(true, Ordering::Relaxed);
             killer.join().unwrap();
-            // Whoever sweeps up then is not to be killed: it would leave a cgroup, an empty one.
             if let Some(id) = made {
                 scene.driver.destroy(id).await.unwrap();
+                // Whoever sweeps up is not to be killed: it would leave a cgroup, an empty one.
+                until("its cgroups go", || cgroups_of(id));
             }
             assert_eq!(read_text(&*sandbox, "/srv/text").await, text);
             assert_eq!(
@@ -185,6 +186,11 @@ fn a_launcher_that_is_killed_at_work_leaves_nothing_half_done() {
         let copy = scene.restore(&seal(&*sandbox).await).await;
         assert_eq!(read_text(&*copy, "/srv/text").await, text);
     });
+}
+
+fn cgroups_of(id: SandboxId) -> Vec<String> {
+    let all = cgroups_of_ours().into_iter().map(|path| path.display().to_string());
+    all.filter(|path| path.contains(&id.to_string())).collect()
 }
 
 const ROUNDS: u32 = 100;
