@@ -18,7 +18,7 @@ use std::{
 use crate::{
     arch,
     coverage::{Findings, Whose},
-    error::{Doing as _, Error, Result},
+    error::{Doing as _, Error, Refusals, Result},
     freeze::{Frozen, Held, Tree, freeze},
     hand::Reins,
     image::{self, ImageId, Life, Machine, OpenFile, Process, Snapshot},
@@ -80,6 +80,19 @@ impl Captured {
     #[must_use]
     pub fn pages_len_bytes(&self) -> u64 {
         self.pages.len()
+    }
+}
+
+/// What a capture would refuse. The tree stands still for a moment.
+pub fn examine(tree: &Tree, spec: &CaptureSpec) -> Result<Refusals> {
+    let deadline = Deadline::after(spec.patience);
+    let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
+    let looked = look_at_all(tree, &mut frozen);
+    frozen.thaw();
+    match looked {
+        Ok(_) => Ok(Refusals(Vec::new())),
+        Err(Error::Refused(refusals)) => Ok(refusals),
+        Err(err) => Err(err),
     }
 }
 
@@ -214,7 +227,7 @@ fn open_files(
     inside: HashMap<i32, i32>,
     findings: &mut Findings,
 ) -> Result<(Vec<Draft>, Vec<OpenFile>)> {
-    let mut files = Files::new(tree.init, inside).doing("open the root", tree.init)?;
+    let mut files = Files::new(tree, inside).doing("open the root", tree.init)?;
     for (held, draft) in frozen.processes.iter().zip(&mut drafts) {
         files.add(held, draft, findings).doing("read open files", held.pid)?;
     }

@@ -25,22 +25,38 @@ use crate::{
 const ATTEMPT: Duration = Duration::from_millis(20);
 const TASKS_MAX: usize = 1 << 15;
 
-/// A tree of processes: everything below process 1 of a pid namespace, without that one.
+/// A tree of processes: everything below process 1 of a pid namespace, without that one and without
+/// copies of it that run no other program.
 #[derive(Clone, Debug)]
 pub struct Tree {
     pub(crate) init: i32,
+    pub(crate) clients: bool,
+    copies: bool,
 }
 
 impl Tree {
     /// `init` is the number of the namespace's process 1, as seen from here.
     #[must_use]
     pub fn below(init: i32) -> Self {
-        Self { init }
+        Self { init, clients: false, copies: false }
     }
 
-    /// Everybody below init, parents before their children. May be out of date unless all of them stand.
+    /// Pipes to somebody outside are a client's, who comes and goes: brought back, such a pipe has nobody
+    /// at its other end. What is read from it ends, and what is written to it goes nowhere.
+    #[must_use]
+    pub fn with_clients(self) -> Self {
+        Self { clients: true, ..self }
+    }
+
+    /// Also those that still are copies of process 1: they are about to be something else.
+    pub(crate) fn with_copies(self) -> Self {
+        Self { copies: true, ..self }
+    }
+
+    /// Process 1 and everybody below it, parents before their children. May be out of date unless all of
+    /// them stand.
     fn processes(&self) -> Vec<i32> {
-        let mut all = children(self.init);
+        let mut all = vec![self.init];
         let mut next = 0;
         while next < all.len() && all.len() < TASKS_MAX {
             let more = children(all[next]);
@@ -49,6 +65,19 @@ impl Tree {
         }
         all
     }
+
+    /// Whether a process that stands is no part of it.
+    fn is_bystander(&self, pid: i32) -> bool {
+        pid == self.init || (!self.copies && is_same_program(pid, self.init))
+    }
+}
+
+fn is_same_program(pid: i32, other: i32) -> bool {
+    let program = |pid: i32| {
+        let stat = rustix::fs::stat(format!("/proc/{pid}/exe")).ok()?;
+        Some((stat.st_dev, stat.st_ino))
+    };
+    program(pid).is_some_and(|program_of| Some(program_of) == program(other))
 }
 
 /// Of all threads. A process that is gone has none.
@@ -95,9 +124,11 @@ pub(crate) struct Held {
     pub(crate) hand: Option<Hand>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Frozen {
     pub(crate) processes: Vec<Held>,
+    /// They stand too, so that nobody is born or served meanwhile, and are no part of the tree.
+    bystanders: Vec<Held>,
     /// Dead, and not yet asked for by their parents: number and number of the parent.
     pub(crate) dead: Vec<(i32, i32)>,
 }
@@ -112,7 +143,12 @@ enum Attempt {
 pub(crate) fn freeze(tree: &Tree, options: u64, deadline: Deadline) -> Result<Frozen> {
     let mut attached = HashSet::new();
     for round in 0.. {
-        match attempt(tree, options, &mut attached, deadline)? {
+        let attempted = attempt(tree, options, &mut attached, deadline).inspect_err(|_| {
+            // Whoever was interrupted already and was not waited for would stay ours, also when dead.
+            let limit = Deadline::after(Duration::from_millis(100));
+            attached.retain(|tid| !let_go(*tid, limit));
+        })?;
+        match attempted {
             Attempt::Stands(frozen) => return Ok(frozen),
             Attempt::Again(pid) if deadline.passed() => {
                 let why = "it waits in the kernel, or forks without end";
@@ -131,7 +167,7 @@ fn attempt(
     attached: &mut HashSet<i32>,
     deadline: Deadline,
 ) -> Result<Attempt> {
-    let mut frozen = Frozen { processes: Vec::new(), dead: Vec::new() };
+    let mut frozen = Frozen::default();
     let mut known: HashMap<i32, usize> = HashMap::new();
     loop {
         let new = seize_new(tree, options, &mut frozen, &mut known, attached)?;
@@ -165,6 +201,9 @@ fn attempt(
         }
     }
     frozen.processes.retain(|process| !process.tasks.is_empty());
+    let all = std::mem::take(&mut frozen.processes);
+    (frozen.bystanders, frozen.processes) =
+        all.into_iter().partition(|process| tree.is_bystander(process.pid));
     frozen.dead = dead(&frozen);
     Ok(Attempt::Stands(frozen))
 }
@@ -318,7 +357,7 @@ impl Frozen {
     }
 
     fn release(&mut self) {
-        self.processes.iter_mut().for_each(Held::release);
+        self.processes.iter_mut().chain(&mut self.bystanders).for_each(Held::release);
     }
 }
 

@@ -16,7 +16,7 @@ mod tests;
 
 pub use chain::Chain;
 pub(crate) use file::write;
-pub use file::{Image, ImageId};
+pub use file::{Image, ImageId, sync};
 pub use model::*;
 
 use std::{io, path::PathBuf};

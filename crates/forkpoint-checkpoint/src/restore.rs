@@ -55,13 +55,16 @@ pub(crate) struct Numbers {
 
 impl Numbers {
     const LOWEST: i32 = 64;
+    const SPARE: i32 = 32;
 
     fn new(snapshot: &Snapshot, chain: &Chain) -> Self {
         let alive = || snapshot.processes.iter().filter_map(Process::alive);
         let highest = alive().flat_map(|alive| alive.descriptors.iter().map(|d| d.number)).max();
         // Nor may the images' own be overwritten before they are copied.
         let of_images = chain.images().iter().map(|image| image.pages.as_raw_fd()).max();
-        let base = highest.max(of_images).map_or(0, |number| number + 1).max(Self::LOWEST);
+        let in_use = highest.max(of_images).max(highest_open());
+        // Room for what this process opens until then, which takes the lowest numbers.
+        let base = in_use.map_or(0, |number| number + Self::SPARE).max(Self::LOWEST);
         let mut mapped: BTreeMap<String, (i32, bool)> = BTreeMap::new();
         for alive in alive() {
             mapped.entry(alive.space.exe.clone()).or_default();
@@ -145,8 +148,11 @@ impl<'a> Plan<'a> {
     pub fn finish(&self, init: i32, patience: Duration) -> Result<()> {
         let deadline = Deadline::after(patience);
         self.wait(init, deadline)?;
-        let mut frozen =
-            freeze(&Tree::below(init), ptrace::EXIT_KILL | ptrace::SUSPEND_SECCOMP, deadline)?;
+        let mut frozen = freeze(
+            &Tree::below(init).with_copies(),
+            ptrace::EXIT_KILL | ptrace::SUSPEND_SECCOMP,
+            deadline,
+        )?;
         let result = self.check_and_prepare(&mut frozen);
         if result.is_err() {
             // They must not run: what is half made ends with process 1, which the caller kills.
@@ -179,7 +185,7 @@ impl<'a> Plan<'a> {
     /// The first step that failed, of those that can be read.
     fn blame(&self, init: i32) -> Option<Error> {
         let mut frozen = freeze(
-            &Tree::below(init),
+            &Tree::below(init).with_copies(),
             ptrace::EXIT_KILL,
             Deadline::after(Duration::from_millis(300)),
         )
@@ -278,7 +284,8 @@ fn is_alive(pid: i32) -> bool {
     !matches!(state, None | Some('Z' | 'X'))
 }
 
-fn check_machine(snapshot: &Snapshot) -> Result<()> {
+/// Whether a tree that was captured elsewhere or before could go on here.
+pub fn check_machine(snapshot: &Snapshot) -> Result<()> {
     let ours = this_machine().system("look at this machine")?;
     let theirs = &snapshot.machine;
     let parts = [
@@ -293,6 +300,11 @@ fn check_machine(snapshot: &Snapshot) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn highest_open() -> Option<i32> {
+    let open = fs::read_dir("/proc/self/fd").ok()?.flatten();
+    open.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).max()
 }
 
 /// What this process has mapped, and so the copy that will make room for another.

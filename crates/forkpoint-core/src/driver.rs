@@ -230,8 +230,9 @@ pub trait Sandbox: fmt::Debug + Send + Sync {
 
     /// Nothing in the sandbox runs when this returns. Our own pause, for sealing, and short; the
     /// user's is [`Driver::pause`]. One that its user paused or stopped is sealed as well, and stays
-    /// so.
-    async fn pause(&self) -> DriverResult<Box<dyn PausedSandbox>>;
+    /// so. `kind` is what will be asked for: of processes, a driver may have to choose the moment
+    /// itself, and then they run until [`PausedSandbox::seal`].
+    async fn pause(&self, kind: SnapshotKind) -> DriverResult<Box<dyn PausedSandbox>>;
 }
 
 /// A sandbox in which nothing runs.

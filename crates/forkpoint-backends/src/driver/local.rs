@@ -38,6 +38,7 @@ mod host;
 mod init;
 mod launch;
 mod look;
+mod memory;
 mod mount;
 mod pause;
 mod prepare;
@@ -181,7 +182,7 @@ impl Driver for LocalDriver {
 
     fn capabilities(&self) -> Capabilities {
         Capabilities {
-            kinds: vec![SnapshotKind::Files],
+            kinds: self.host.kinds(),
             rollback: true,
             adopt: false,
             stop: true,
@@ -190,6 +191,10 @@ impl Driver for LocalDriver {
             exports: Vec::new(),
             imports: Vec::new(),
         }
+    }
+
+    async fn can_seal(&self, id: SandboxId, kind: SnapshotKind) -> DriverResult<()> {
+        self.host.can_seal(id, kind)
     }
 
     async fn complete(&self, spec: &SandboxSpec, now: Timestamp) -> DriverResult<SandboxSpec> {
@@ -295,7 +300,13 @@ impl Driver for LocalDriver {
 
     async fn discard(&self, piece: &PieceName) -> DriverResult<()> {
         let name = piece.0.clone();
+        let image = memory::image_of(piece);
         self.on_host(move |host| {
+            if let Some(snapshot) = image {
+                host.discard_image(snapshot)?;
+                host.sweep_later(None);
+                return Ok(());
+            }
             match host.store.discard(&name) {
                 Err(LayerError::Foreign { name }) => {
                     return Err(DriverError::Foreign { what: name });

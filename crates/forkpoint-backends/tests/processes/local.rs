@@ -157,7 +157,7 @@ async fn step(driver: &LocalDriver, task: &Task, number: u64) {
 async fn seal(sandbox: &dyn Sandbox) {
     let snapshot = SnapshotId::from_u128(random());
     report(&Report::Seal(snapshot));
-    let mut paused = sandbox.pause().await.unwrap();
+    let mut paused = sandbox.pause(SnapshotKind::Files).await.unwrap();
     let artifact = paused.seal(snapshot, SnapshotKind::Files).await.unwrap();
     paused.resume().await.unwrap();
     report(&Report::Done(Some(Box::new(artifact))));
@@ -245,7 +245,7 @@ impl World {
         let id = SandboxId::from_u128(random());
         let sandbox = driver.create(id, &spec()).await.unwrap();
         write(&*sandbox, "first").await;
-        let mut paused = sandbox.pause().await.unwrap();
+        let mut paused = sandbox.pause(SnapshotKind::Files).await.unwrap();
         let snapshot = SnapshotId::from_u128(random());
         let first = paused.seal(snapshot, SnapshotKind::Files).await.unwrap();
         paused.resume().await.unwrap();

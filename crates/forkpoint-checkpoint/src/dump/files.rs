@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     coverage::{self, DEVICES, Findings, Whose},
-    freeze::Held,
+    freeze::{Held, Tree},
     image::{Bytes, Descriptor, FileKind, Lock, OpenFile},
     sys,
 };
@@ -51,10 +51,13 @@ pub(super) struct Files {
     sockets: UnixSockets,
     /// Groups of terminals are told by their numbers outside.
     inside: HashMap<i32, i32>,
+    /// Whether what leads outside is a client's.
+    clients: bool,
 }
 
 impl Files {
-    pub(super) fn new(init: i32, inside: HashMap<i32, i32>) -> io::Result<Self> {
+    pub(super) fn new(tree: &Tree, inside: HashMap<i32, i32>) -> io::Result<Self> {
+        let init = tree.init;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(format!("/proc/{init}/root"), flags, Mode::empty())?;
         Ok(Self {
@@ -66,6 +69,7 @@ impl Files {
             root,
             sockets: UnixSockets::of(init),
             inside,
+            clients: tree.clients,
         })
     }
 
@@ -204,13 +208,23 @@ impl Files {
         }
     }
 
-    /// Pipes must have both ends here, unless the other is closed. `outside` tells of those that the
-    /// caller takes care of.
-    pub(super) fn check_pipes(&self, findings: &mut Findings) -> io::Result<()> {
+    /// Pipes must have both ends here, unless the other is closed or a client's.
+    pub(super) fn check_pipes(&mut self, findings: &mut Findings) -> io::Result<()> {
         for (file, pipe, writer, whose) in &self.half_pipes {
             let is_other =
                 |other: &(usize, u64, bool, Whose)| other.1 == *pipe && other.2 != *writer;
-            if self.half_pipes.iter().any(is_other) || self.is_shut(*file, *writer)? {
+            if self.half_pipes.iter().any(is_other) {
+                continue;
+            }
+            if self.clients {
+                let kind = &mut self.files[*file].kind;
+                if let FileKind::Pipe { pipe, capacity, content } = kind {
+                    let content = std::mem::take(content);
+                    *kind = FileKind::Client { pipe: *pipe, capacity: *capacity, content };
+                }
+                continue;
+            }
+            if self.is_shut(*file, *writer)? {
                 continue;
             }
             let (_, number) = self.holders[*file];

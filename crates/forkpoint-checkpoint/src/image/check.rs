@@ -185,7 +185,7 @@ fn open_file(file: &OpenFile) -> Verdict {
             self::path(path)?;
             must(content.0.len() as u64 <= u64::from(*capacity), || "more than fits".to_owned())
         }
-        FileKind::Pipe { capacity, content, .. } => {
+        FileKind::Pipe { capacity, content, .. } | FileKind::Client { capacity, content, .. } => {
             let fits = content.0.len() as u64 <= u64::from(*capacity) && *capacity <= PIPE_MAX;
             must(fits, || "more than fits into a pipe".to_owned())
         }

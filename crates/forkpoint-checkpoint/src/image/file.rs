@@ -125,6 +125,20 @@ fn write_staged(
     Ok(id)
 }
 
+/// Makes an image survive a power cut.
+pub fn sync(path: &Path) -> Result<(), ImageError> {
+    let parent = path.parent().unwrap_or(path);
+    for path in [&path.join(PAGES), &path.join(HEADER), path, parent] {
+        let synced = File::open(path).and_then(|file| file.sync_all());
+        synced.map_err(|source| ImageError::File {
+            doing: "sync",
+            path: path.to_owned(),
+            source,
+        })?;
+    }
+    Ok(())
+}
+
 /// Memory holds secrets.
 fn private(path: &Path) -> io::Result<File> {
     use std::os::unix::fs::OpenOptionsExt as _;

@@ -208,6 +208,12 @@ pub enum FileKind {
         capacity: u32,
         content: Bytes,
     },
+    /// One end of a pipe, whose other end somebody outside has or had.
+    Client {
+        pipe: u64,
+        capacity: u32,
+        content: Bytes,
+    },
     /// A pipe with a name.
     Fifo {
         path: String,

@@ -169,6 +169,12 @@ impl<'a> Opener<'a> {
             FileKind::Pipe { pipe, capacity, content } => {
                 self.pipe(*pipe, *capacity, content, flags)
             }
+            FileKind::Client { .. } if flags.contains(OFlags::WRONLY) => {
+                open_path("/dev/null", flags, false)
+            }
+            FileKind::Client { pipe, capacity, content } => {
+                self.pipe(*pipe, *capacity, content, flags)
+            }
             FileKind::Event { count, semaphore } => event(*count, *semaphore, flags),
             FileKind::Timer { clock, value, ticks } => timer(*clock, value, *ticks, flags),
             FileKind::Signal { mask } => signals(*mask, flags),

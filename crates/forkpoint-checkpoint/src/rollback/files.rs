@@ -37,14 +37,15 @@ pub(super) fn still_fit(
 
 /// Whether one can become the other: what else differs is set by [`positions`].
 fn is_same(was: &OpenFile, is: &OpenFile) -> bool {
-    use FileKind::{Deleted, Event, Path, Pipe, Timer};
+    use FileKind::{Client, Deleted, Event, Path, Pipe, Timer};
     was.flags == is.flags
         && match (&was.kind, &is.kind) {
             (Path { path: a, lock: b, .. }, Path { path: c, lock: d, .. }) => (a, b) == (c, d),
             (Deleted { inode: a, content: b, .. }, Deleted { inode: c, content: d, .. }) => {
                 (a, b) == (c, d)
             }
-            (Pipe { pipe: a, .. }, Pipe { pipe: b, .. }) => a == b,
+            (Pipe { pipe: a, .. }, Pipe { pipe: b, .. })
+            | (Client { pipe: a, .. }, Client { pipe: b, .. }) => a == b,
             (Event { semaphore: a, .. }, Event { semaphore: b, .. }) => a == b,
             (Timer { clock: a, .. }, Timer { clock: b, .. }) => a == b,
             (was, is) => was == is,

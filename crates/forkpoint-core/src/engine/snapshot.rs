@@ -307,7 +307,7 @@ async fn seal(
     kind: SnapshotKind,
     since: Option<SnapshotId>,
 ) -> Result<Option<Artifact>> {
-    let mut paused = sandbox.pause().await?;
+    let mut paused = sandbox.pause(kind).await?;
     let unchanged = match since {
         Some(since) => paused.is_unchanged(since).await,
         None => Ok(false),

@@ -124,7 +124,7 @@ impl Sandbox for FakeSandbox {
         Ok(entries)
     }
 
-    async fn pause(&self) -> DriverResult<Box<dyn PausedSandbox>> {
+    async fn pause(&self, _kind: SnapshotKind) -> DriverResult<Box<dyn PausedSandbox>> {
         self.state().pause(self.id)?;
         Ok(Box::new(self.clone()))
     }

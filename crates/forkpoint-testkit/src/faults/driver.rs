@@ -257,10 +257,10 @@ impl Sandbox for FaultySandbox {
         self.place.call("entries", self.inner.entries(path, depth)).await
     }
 
-    async fn pause(&self) -> DriverResult<Box<dyn PausedSandbox>> {
+    async fn pause(&self, kind: SnapshotKind) -> DriverResult<Box<dyn PausedSandbox>> {
         // From here to the resume the sandbox is this process's own.
         let inside = self.place.faults.enter(self.place.process, self.id(), "pause");
-        let inner = self.place.call("pause", self.inner.pause()).await?;
+        let inner = self.place.call("pause", self.inner.pause(kind)).await?;
         Ok(Box::new(FaultyPaused { inner, place: self.place.clone(), _inside: inside }))
     }
 }

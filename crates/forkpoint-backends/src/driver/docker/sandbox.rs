@@ -52,7 +52,7 @@ impl Sandbox for DockerSandbox {
         self.host.entries(self.id, path, depth).await
     }
 
-    async fn pause(&self) -> DriverResult<Box<dyn PausedSandbox>> {
+    async fn pause(&self, _kind: SnapshotKind) -> DriverResult<Box<dyn PausedSandbox>> {
         let container = self.host.hold_still(self.id).await?;
         Ok(Box::new(PausedContainer { host: Arc::clone(&self.host), id: self.id, container }))
     }

@@ -24,8 +24,7 @@ impl Host {
     pub(super) fn findings(&self, id: SandboxId, kind: SnapshotKind) -> DriverResult<Vec<Finding>> {
         let record = self.record(id)?;
         if kind == SnapshotKind::Full {
-            let message = "processes and memory cannot be kept yet".to_owned();
-            return Ok(vec![Finding { severity: Severity::Blocks, message }]);
+            return self.full_findings(&record);
         }
         let left_out = |message: String| Finding { severity: Severity::LeftOut, message };
         let note =

@@ -23,6 +23,7 @@ use super::{
     client::Client,
     end::{hold_mounts, kill},
     launch::Isolation,
+    memory::KeptMemory,
     record::{self, Doomed, Place, Record},
     spawner::Order,
     template::{Base, TemplateError},
@@ -50,6 +51,9 @@ pub(super) struct ArtifactData {
     /// Whose work it holds.
     #[serde(default, skip_serializing_if = "Line::is_empty")]
     pub(super) line: Line,
+    /// Of a full snapshot, the lowest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) memory: Vec<KeptMemory>,
 }
 
 #[derive(Debug)]
@@ -157,6 +161,7 @@ impl Host {
     ) -> DriverResult<()> {
         let _held = self.hold_templates(&spec.template)?;
         let start = self.starting_point(id, spec, from)?;
+        let images = self.images_from(from)?;
         let place = self.place(id);
         match fs::create_dir(place.directory()) {
             Err(err) if err.kind() == io::ErrorKind::AlreadyExists => {
@@ -166,7 +171,7 @@ impl Host {
         }
         let launched = self.lock(id).and_then(|lock| {
             let start = if from.is_none() { self.pin_workspaces(start)? } else { start };
-            self.launch(&lock, start)
+            self.launch(&lock, start, &images)
         });
         self.forget_pins(id);
         if launched.is_err() {
@@ -221,6 +226,14 @@ impl Host {
         })
     }
 
+    /// What the processes of a full snapshot are brought back from. Checked to fit this machine.
+    fn images_from(&self, from: Option<&Artifact>) -> DriverResult<Vec<PathBuf>> {
+        let Some(artifact) = from else { return Ok(Vec::new()) };
+        let data = self.read_artifact(artifact)?;
+        self.check_image(&data, artifact.snapshot)?;
+        Ok(self.memory_images(&data))
+    }
+
     pub(super) fn read_artifact(&self, artifact: &Artifact) -> DriverResult<ArtifactData> {
         let snapshot = artifact.snapshot;
         let damaged = |reason: String| DriverError::Damaged { snapshot, reason };
@@ -232,14 +245,11 @@ impl Host {
             );
             return Err(DriverError::Invalid { driver: DRIVER, reason });
         }
-        if artifact.kind != SnapshotKind::Files {
-            return Err(DriverError::Unsupported {
-                driver: DRIVER,
-                operation: "restore processes",
-            });
-        }
         let data: ArtifactData = serde_json::from_value(artifact.data.clone())
             .map_err(|err| damaged(err.to_string()))?;
+        if (artifact.kind == SnapshotKind::Full) == data.memory.is_empty() {
+            return Err(damaged("what it says of processes is not true".to_owned()));
+        }
         self.store.chain(&data.layer).map_err(|err| damaged(err.to_string()))?;
         Ok(data)
     }
@@ -294,6 +304,7 @@ impl Host {
         self.check_same_workspaces(spec, to)?;
         let _held = self.hold_templates(&spec.template)?;
         let mut new = self.starting_point(id, spec, Some(to))?;
+        let images = self.images_from(Some(to))?;
         let place = self.place(id);
         fs::create_dir_all(place.directory()).map_err(io_error("create", place.directory()))?;
         let lock = self.lock(id)?;
@@ -307,7 +318,7 @@ impl Host {
         }
         let (generation, launches) = (new.generation, new.launches);
         self.clear_generation(&place, generation)?;
-        let launched = self.launch(&lock, new);
+        let launched = self.launch(&lock, new, &images);
         match (launched, self.find(id)?) {
             // The answer may be all that was lost.
             (_, Some(record)) if record.launches == launches => {
@@ -373,7 +384,7 @@ impl Host {
         record.spec = spec.clone();
         record.launches += 1;
         (record.stopped, record.paused, record.held) = (false, false, false);
-        let record = self.launch(&lock, record)?;
+        let record = self.launch(&lock, record, &[])?;
         remove_old_sockets(&self.place(id), record.launches);
         Ok(())
     }

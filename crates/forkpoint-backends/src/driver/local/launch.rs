@@ -16,7 +16,10 @@ use std::{
     io::{self, Write as _},
     os::fd::{AsFd as _, OwnedFd},
     path::PathBuf,
+    time::Duration,
 };
+
+use forkpoint_checkpoint::{Chain, restore::Plan};
 
 use forkpoint_core::spec::Network;
 use rustix::{
@@ -43,6 +46,11 @@ use crate::layer::Marks;
 
 const SHARED_MEMORY_MAX: u64 = 256 << 20;
 
+const BRING_BACK: &str = "bring processes back";
+
+/// How long processes may take to come back.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// How a sandbox's users stand to the host's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -65,6 +73,8 @@ pub(super) struct LaunchSpec {
     pub(super) network: Network,
     /// What is put over files of the sandbox.
     pub(super) files: Vec<(PathBuf, String)>,
+    /// What runs in it is brought back from these, the lowest first.
+    pub(super) images: Vec<PathBuf>,
     /// Whether the first descriptor after the socket is a cgroup to be born in.
     pub(super) into_cgroup: bool,
     /// Written when the sandbox is ready.
@@ -114,6 +124,8 @@ pub(super) fn launch(
     let files = spec.files.clone();
     let shared_memory_bytes = shared_memory(spec.record.spec.resources.memory_bytes);
     let mut furniture = Furniture { overlays, sys, own_network, shared_memory_bytes, files };
+    let chain = open_images(&spec.images)?;
+    let plan = chain.as_ref().map(Plan::new).transpose().map_err(not_back)?;
     let (ours, theirs) = wire::pair().doing("launch")?;
     let mut flags = sys::NEW_REST;
     if spec.isolation != Isolation::Plain {
@@ -126,14 +138,14 @@ pub(super) fn launch(
     match sys::clone(flags, cgroup).doing("create namespaces")? {
         None => {
             drop(ours);
-            let Err(failure) = live(spec, &mut furniture, fds, &theirs);
+            let Err(failure) = live(spec, &mut furniture, fds, &theirs, plan.as_ref());
             // If nobody hears it, nobody waits for us either.
             let _ = wire::send(&theirs, &Ready::Failed(failure), &[]);
             std::process::exit(1);
         }
         Some(pid) => {
             drop((theirs, furniture));
-            let result = attend(spec, pid, &ours);
+            let result = attend(spec, pid, &ours, plan.as_ref());
             if result.is_err() {
                 let _ = kill_process(pid, Signal::KILL);
             }
@@ -146,6 +158,18 @@ pub(super) fn launch(
 /// is killed for it in the end is init.
 fn shared_memory(limit: Option<u64>) -> u64 {
     limit.map_or(SHARED_MEMORY_MAX, |limit| SHARED_MEMORY_MAX.min(limit / 2))
+}
+
+fn open_images(images: &[PathBuf]) -> Result<Option<Chain>, Failure> {
+    if images.is_empty() {
+        return Ok(None);
+    }
+    let chain = Chain::open(images.iter().cloned());
+    chain.map(Some).map_err(|err| Failure::of(BRING_BACK, &err))
+}
+
+fn not_back(err: forkpoint_checkpoint::Error) -> Failure {
+    Failure::of(BRING_BACK, &err)
 }
 
 fn spawner_overlays(
@@ -170,7 +194,12 @@ enum Ready {
 }
 
 /// The launcher's side, from the clone on.
-fn attend(spec: &LaunchSpec, pid: Pid, child: &OwnedFd) -> Result<Outcome, Failure> {
+fn attend(
+    spec: &LaunchSpec,
+    pid: Pid,
+    child: &OwnedFd,
+    plan: Option<&Plan<'_>>,
+) -> Result<Outcome, Failure> {
     match spec.isolation {
         Isolation::Mapped => spawner::map_all_owners(pid).doing("map users")?,
         Isolation::Rootless => spawner::map_one_owner(pid).doing("map users")?,
@@ -181,6 +210,9 @@ fn attend(spec: &LaunchSpec, pid: Pid, child: &OwnedFd) -> Result<Outcome, Failu
         Some((Ready::Ready, _)) => {}
         Some((Ready::Failed(failure), _)) => return Err(failure),
         None => return Err(Failure::new("launch", &io::Error::other("it ended at once"))),
+    }
+    if let Some(plan) = plan {
+        plan.finish(pid.as_raw_nonzero().get(), PATIENCE).map_err(not_back)?;
     }
     let init = InitRecord::of(pid).doing("look at the new process")?;
     let record = Record { init: Some(init.clone()), ..spec.record.clone() };
@@ -202,6 +234,7 @@ fn live(
     furniture: &mut Furniture,
     fds: Fds,
     launcher: &OwnedFd,
+    plan: Option<&Plan<'_>>,
 ) -> Result<std::convert::Infallible, Failure> {
     sys::restore_signals();
     for tasks in &fds.tasks {
@@ -230,6 +263,9 @@ fn live(
         .and_then(|()| rustix::stdio::dup2_stdout(&null))
         .and_then(|()| rustix::stdio::dup2_stderr(&null));
     stdio.doing("close the standard streams")?;
+    if let Some(plan) = plan {
+        plan.build().map_err(not_back)?;
+    }
     let launcher = launcher.try_clone().doing("launch")?;
     let [listener, terminals, launcher] =
         sys::keep_only([fds.listener, terminals, launcher]).doing("close what is the host's")?;

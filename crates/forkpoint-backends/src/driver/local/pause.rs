@@ -29,6 +29,17 @@ impl Host {
         Ok(lock)
     }
 
+    /// For a seal that stops the processes itself: what runs goes on, and nobody else is at work.
+    pub(super) fn hold(&self, id: SandboxId) -> DriverResult<OwnedFd> {
+        let lock = self.lock(id)?;
+        let record = self.finish(self.record(id)?)?;
+        if state_of(&record) == SandboxState::Paused {
+            // Somebody left it so who died.
+            self.let_go(id)?;
+        }
+        Ok(lock)
+    }
+
     /// For somebody who writes into the sandbox from outside. A sandbox that stands still although
     /// nobody seals it was left so by one who died, and is set going first.
     pub(super) fn lock_for_writing(&self, id: SandboxId) -> DriverResult<OwnedFd> {

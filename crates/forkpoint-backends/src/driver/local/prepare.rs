@@ -125,8 +125,14 @@ impl Host {
         Ok(())
     }
 
-    /// Starts the sandbox that the record tells of, and writes the record.
-    pub(super) fn launch(&self, lock: &OwnedFd, mut record: Record) -> DriverResult<Record> {
+    /// Starts the sandbox that the record tells of, with the processes of `images` if there are any, and
+    /// writes the record.
+    pub(super) fn launch(
+        &self,
+        lock: &OwnedFd,
+        mut record: Record,
+        images: &[PathBuf],
+    ) -> DriverResult<Record> {
         let place = self.place(record.id);
         self.let_owner_in(&record)?;
         let overlays = self.overlays(&record, record.generation, None, record.top.as_ref())?;
@@ -146,7 +152,7 @@ impl Host {
         let name = unique_name(&name);
         let cgroup = self.cgroups.create(&name, &record.spec.resources).map_err(cgroup_error)?;
         record.cgroup = Some(cgroup.clone());
-        let result = self.launch_in(&record, &cgroup, lock, &listener, overlays);
+        let result = self.launch_in(&record, &cgroup, [lock, &listener], overlays, images);
         match result {
             Ok(()) => self.record(record.id),
             Err(err) => {
@@ -169,9 +175,9 @@ impl Host {
         &self,
         record: &Record,
         cgroup: &Cgroup,
-        lock: &OwnedFd,
-        listener: &OwnedFd,
+        [lock, listener]: [&OwnedFd; 2],
         overlays: Vec<OverlaySpec>,
+        images: &[PathBuf],
     ) -> DriverResult<()> {
         let into = cgroup.unified_dir().map_err(failed("open the sandbox's cgroup"))?;
         let tasks = cgroup.tasks_files().map_err(failed("open the sandbox's cgroup"))?;
@@ -182,6 +188,7 @@ impl Host {
             overlays,
             network: record.spec.network,
             files: identity(record),
+            images: images.to_vec(),
             into_cgroup: into.is_some(),
             record: record.clone(),
         };

@@ -259,11 +259,14 @@ impl Sandbox for LocalSandbox {
         }
     }
 
-    async fn pause(&self) -> DriverResult<Box<dyn PausedSandbox>> {
+    async fn pause(&self, kind: SnapshotKind) -> DriverResult<Box<dyn PausedSandbox>> {
         let (host, id) = (Arc::clone(&self.host), self.id);
-        let lock = blocking(move || host.hold_still(id)).await?;
-        let (host, lock) = (Arc::clone(&self.host), Arc::new(lock));
-        Ok(Box::new(Paused { host, id, lock, is_long: false }))
+        let lock = blocking(move || match kind {
+            SnapshotKind::Files => host.hold_still(id),
+            SnapshotKind::Full => host.hold(id),
+        });
+        let (host, lock) = (Arc::clone(&self.host), Arc::new(lock.await?));
+        Ok(Box::new(Paused { host, id, lock, kind, is_long: false }))
     }
 }
 
@@ -284,6 +287,7 @@ struct Paused {
     host: Arc<Host>,
     id: SandboxId,
     lock: Arc<OwnedFd>,
+    kind: SnapshotKind,
     /// Whether it lies on many layers.
     is_long: bool,
 }
@@ -304,7 +308,9 @@ impl PausedSandbox for Paused {
 
     async fn resume(self: Box<Self>) -> DriverResult<()> {
         blocking(move || {
-            self.host.let_go(self.id)?;
+            if self.kind == SnapshotKind::Files {
+                self.host.let_go(self.id)?;
+            }
             if self.is_long {
                 // It is tried again next time, and costs nothing but time until then.
                 let _ = self.host.shorten(&self.lock, self.id);

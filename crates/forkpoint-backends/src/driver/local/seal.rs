@@ -11,14 +11,14 @@ use std::{
 };
 
 use forkpoint_core::{
-    driver::{Artifact, DriverError, DriverResult, Piece, PieceName, SnapshotKind},
+    driver::{Artifact, DriverResult, Piece, PieceName, SnapshotKind},
     id::{SandboxId, SnapshotId},
 };
 
 use super::{
-    DRIVER,
     capture::CHAIN_MAX,
     host::{ARTIFACT_VERSION, ArtifactData, Host, failed, launch_error, layer_error},
+    memory::added,
     mount::OverlaySpec,
     record::{Record, Sealed, Sealing},
     spawner::{Order, SwitchSpec},
@@ -39,10 +39,18 @@ impl Host {
         snapshot: SnapshotId,
         kind: SnapshotKind,
     ) -> DriverResult<(Artifact, bool)> {
-        if kind != SnapshotKind::Files {
-            let operation = "keep processes and memory";
-            return Err(DriverError::Unsupported { driver: DRIVER, operation });
+        match kind {
+            SnapshotKind::Files => self.seal_files(lock, id, snapshot),
+            SnapshotKind::Full => self.seal_full(lock, id, snapshot),
         }
+    }
+
+    pub(super) fn seal_files(
+        &self,
+        lock: &OwnedFd,
+        id: SandboxId,
+        snapshot: SnapshotId,
+    ) -> DriverResult<(Artifact, bool)> {
         let record = self.record(id)?;
         self.let_owner_in(&record)?;
         let (base, workspaces) = (record.base.clone(), record.spec.workspaces.clone());
@@ -55,10 +63,11 @@ impl Host {
         for name in &own {
             pieces.push(piece(&self.store.layer(name).map_err(layer_error("read a layer"))?));
         }
-        let data = ArtifactData { layer: layer.name().clone(), base, workspaces, line };
+        let (layer_name, memory) = (layer.name().clone(), Vec::new());
+        let data = ArtifactData { layer: layer_name, base, workspaces, line, memory };
         let artifact = Artifact {
             snapshot,
-            kind,
+            kind: SnapshotKind::Files,
             version: ARTIFACT_VERSION,
             data: serde_json::to_value(data).map_err(failed("describe a snapshot"))?,
             pieces,
@@ -88,12 +97,13 @@ impl Host {
         for layer in &chain {
             sizes.push(self.store.measure(layer.name()).map_err(layer_error("count files"))?);
         }
-        Ok(counted(artifact, &chain, &sizes))
+        Ok(added(counted(artifact, &chain, &sizes), &data.memory))
     }
 
     pub(super) fn sync(&self, artifact: &Artifact) -> DriverResult<Artifact> {
         let data = self.read_artifact(artifact)?;
         self.store.sync(&data.layer).map_err(layer_error("write a layer to disk"))?;
+        self.sync_images(&data)?;
         Ok(Artifact { durable: true, ..self.count(artifact.clone())? })
     }
 
@@ -334,6 +344,7 @@ impl Host {
         }
         let layer = LayerName::of(snapshot);
         self.store.discard(layer.as_str()).map_err(layer_error("take back a snapshot"))?;
+        self.discard_image(snapshot)?;
         self.sweep_later(None);
         Ok(())
     }

@@ -129,7 +129,7 @@ fn what_was_removed_behind_our_back_is_told() {
         let name = scene.start("source", &[]);
         let (sandbox, spec) = scene.adopt(&name).await;
         let artifact = scene.seal(sandbox.as_ref()).await;
-        let paused = sandbox.pause().await.unwrap();
+        let paused = sandbox.pause(SnapshotKind::Files).await.unwrap();
         scene.docker(&["rm", "-f", &name]);
         let mut paused = paused;
         let gone =
@@ -137,7 +137,7 @@ fn what_was_removed_behind_our_back_is_told() {
         assert!(matches!(gone, DriverError::SandboxMissing { .. }), "{gone:?}");
         paused.resume().await.unwrap();
         scene.driver.settle(sandbox.id()).await.unwrap();
-        let gone = sandbox.pause().await.unwrap_err();
+        let gone = sandbox.pause(SnapshotKind::Files).await.unwrap_err();
         assert!(matches!(gone, DriverError::SandboxMissing { .. }), "{gone:?}");
 
         scene.docker(&["rmi", "-f", &format!("forkpoint/{}", artifact.snapshot)]);

@@ -61,7 +61,7 @@ impl Drop for Counter {
 
 async fn seal(driver: &DockerDriver, id: SandboxId, kind: SnapshotKind) -> Artifact {
     let sandbox = driver.attach(id).await.unwrap();
-    let mut paused = sandbox.pause().await.unwrap();
+    let mut paused = sandbox.pause(SnapshotKind::Full).await.unwrap();
     let sealed = paused.seal(SnapshotId::from_u128(unique()), kind).await;
     paused.resume().await.unwrap();
     sealed.unwrap()

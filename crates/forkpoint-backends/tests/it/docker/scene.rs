@@ -124,7 +124,7 @@ pub(super) async fn try_seal(
     sandbox: &dyn Sandbox,
     snapshot: SnapshotId,
 ) -> DriverResult<Artifact> {
-    let mut paused = sandbox.pause().await?;
+    let mut paused = sandbox.pause(SnapshotKind::Files).await?;
     let artifact = paused.seal(snapshot, SnapshotKind::Files).await;
     paused.resume().await?;
     artifact

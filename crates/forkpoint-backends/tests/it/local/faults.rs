@@ -295,7 +295,7 @@ async fn crash_in_a_seal(scene: &Scene, stopped: bool) {
     }
     let before = scene.record(id);
     let snapshot = new_snapshot();
-    let mut paused = sandbox.pause().await.unwrap();
+    let mut paused = sandbox.pause(forkpoint_core::driver::SnapshotKind::Files).await.unwrap();
     paused.seal(snapshot, forkpoint_core::driver::SnapshotKind::Files).await.unwrap();
     paused.resume().await.unwrap();
     let mut between = before;

@@ -290,7 +290,7 @@ pub(super) fn new_snapshot() -> SnapshotId {
 }
 
 pub(super) async fn try_seal(sandbox: &dyn Sandbox) -> DriverResult<Artifact> {
-    let mut paused = sandbox.pause().await?;
+    let mut paused = sandbox.pause(SnapshotKind::Files).await?;
     let artifact = paused.seal(new_snapshot(), SnapshotKind::Files).await;
     paused.resume().await?;
     artifact

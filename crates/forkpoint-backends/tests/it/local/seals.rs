@@ -117,7 +117,7 @@ fn a_pause_that_was_only_written_down_is_made_good() {
         let mut record = scene.record(id);
         record["paused"] = json!(true);
         scene.write_record(id, &record);
-        let mut paused = sandbox.pause().await.unwrap();
+        let mut paused = sandbox.pause(SnapshotKind::Files).await.unwrap();
         let state = scene.driver.status(id).await.unwrap().unwrap().state;
         assert_eq!(state, SandboxState::Paused, "it runs while it is sealed");
         paused.seal(new_snapshot(), SnapshotKind::Files).await.unwrap();

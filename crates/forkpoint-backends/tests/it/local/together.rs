@@ -23,7 +23,7 @@ fn three_hundred_commands_at_once_all_run() {
     scene.run(async {
         let sandbox = scene.create().await;
         // It stands still for a while, and all of them wait.
-        let paused = sandbox.pause().await.unwrap();
+        let paused = sandbox.pause(SnapshotKind::Files).await.unwrap();
         let run = |number: u32| {
             let sandbox = Arc::clone(&sandbox);
             async move {
@@ -95,7 +95,7 @@ fn one_seals_while_another_rolls_back_stops_and_starts() {
             for _ in 0..25 {
                 // Whether it runs is the other one's choice; sealing works all the same.
                 let _ = write(&*sandbox, "/srv/text", "later").await;
-                let mut paused = sandbox.pause().await.unwrap();
+                let mut paused = sandbox.pause(SnapshotKind::Files).await.unwrap();
                 sealed.push(paused.seal(new_snapshot(), SnapshotKind::Files).await.unwrap());
                 paused.resume().await.unwrap();
             }

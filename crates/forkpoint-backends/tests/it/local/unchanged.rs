@@ -9,7 +9,7 @@ use forkpoint_core::{
 use super::scene::{Scene, new_snapshot, python, seal, sh, spec, start, write};
 
 async fn is_unchanged(sandbox: &dyn Sandbox, since: SnapshotId) -> bool {
-    let mut paused = sandbox.pause().await.unwrap();
+    let mut paused = sandbox.pause(forkpoint_core::driver::SnapshotKind::Files).await.unwrap();
     let unchanged = paused.is_unchanged(since).await;
     paused.resume().await.unwrap();
     unchanged.unwrap()

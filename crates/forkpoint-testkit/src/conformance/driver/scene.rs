@@ -72,7 +72,7 @@ pub(super) async fn finish(process: Process) -> (String, String, ExitStatus) {
 }
 
 pub(super) async fn seal(fixture: Fixture<'_>, sandbox: &dyn Sandbox) -> Artifact {
-    let mut paused = sandbox.pause().await.unwrap();
+    let mut paused = sandbox.pause(SnapshotKind::Files).await.unwrap();
     let artifact = paused.seal(new_snapshot(fixture), SnapshotKind::Files).await.unwrap();
     paused.resume().await.unwrap();
     artifact

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use forkpoint_core::driver::{Command, Driver, DriverError, ExitStatus, Sandbox, SandboxState};
+use forkpoint_core::driver::{
+    Command, Driver, DriverError, ExitStatus, Sandbox, SandboxState, SnapshotKind,
+};
 
 use super::scene::*;
 
@@ -10,7 +12,7 @@ pub async fn settles_after_a_dropped_pause(fixture: Fixture<'_>) {
     let driver = fixture.driver();
     let sandbox = create(fixture, &driver).await;
     let id = sandbox.id();
-    drop(sandbox.pause().await.unwrap());
+    drop(sandbox.pause(SnapshotKind::Files).await.unwrap());
     assert_eq!(driver.status(id).await.unwrap().unwrap().state, SandboxState::Paused);
     let other = fixture.driver();
     other.settle(id).await.unwrap();
@@ -82,7 +84,7 @@ pub async fn what_is_stopped_can_be_sealed_rolled_back_and_destroyed(fixture: Fi
     let artifact = seal(fixture, found.as_ref()).await;
     let status = driver.status(id).await.unwrap().unwrap();
     assert_eq!((status.state, status.base), (SandboxState::Stopped, Some(artifact.snapshot)));
-    drop(found.pause().await.unwrap());
+    drop(found.pause(SnapshotKind::Files).await.unwrap());
     driver.settle(id).await.unwrap();
     assert_eq!(state(driver.as_ref(), found.as_ref()).await, SandboxState::Stopped);
 
@@ -142,7 +144,7 @@ pub async fn what_its_user_paused_stays_paused(fixture: Fixture<'_>) {
     }
     let artifact = seal(fixture, sandbox.as_ref()).await;
     assert_eq!(state(driver.as_ref(), sandbox.as_ref()).await, SandboxState::Paused, "sealed");
-    drop(sandbox.pause().await.unwrap());
+    drop(sandbox.pause(SnapshotKind::Files).await.unwrap());
     let other = fixture.driver();
     other.settle(id).await.unwrap();
     assert_eq!(state(other.as_ref(), sandbox.as_ref()).await, SandboxState::Paused, "settled");

@@ -1,0 +1,225 @@
+//! Processes and memory of a sandbox: kept beside its layers, and brought back.
+//!
+//! `memory/<snapshot>/` is an image of all processes but init, as they were at the moment at which
+//! the layer of the same snapshot was made.
+
+use std::{
+    fs, io,
+    os::{fd::OwnedFd, unix::fs::DirBuilderExt as _},
+    path::PathBuf,
+    time::Duration,
+};
+
+use forkpoint_checkpoint::{
+    self as checkpoint, CaptureSpec, Captured, Tree,
+    image::{self, Image},
+};
+use forkpoint_core::{
+    driver::{
+        Artifact, DriverError, DriverResult, Finding, Piece, PieceName, Severity, SnapshotKind,
+    },
+    id::{SandboxId, SnapshotId},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    DRIVER,
+    host::{ArtifactData, Host, failed, io_error, layer_error},
+    launch::Isolation,
+    record::Record,
+};
+
+const PIECE: &str = "memory-";
+
+/// How long the processes may take to stand still.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a full snapshot keeps besides files.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct KeptMemory {
+    pub(super) image: SnapshotId,
+    pub(super) bytes: u64,
+}
+
+impl KeptMemory {
+    fn name(&self) -> PieceName {
+        PieceName(format!("{PIECE}{}", self.image))
+    }
+}
+
+/// Whose memory a piece is, if it is one.
+pub(super) fn image_of(piece: &PieceName) -> Option<SnapshotId> {
+    piece.0.strip_prefix(PIECE)?.parse().ok()
+}
+
+/// Adds to an artifact of files, whether or not these were counted.
+pub(super) fn added(mut artifact: Artifact, memory: &[KeptMemory]) -> Artifact {
+    let Some(own) = memory.last() else { return artifact };
+    let below = memory.iter().rev().nth(1).map(KeptMemory::name);
+    artifact.kind = SnapshotKind::Full;
+    if !artifact.pieces.iter().any(|piece| piece.name == own.name()) {
+        artifact.pieces.push(Piece { name: own.name(), over: below, bytes: own.bytes });
+    }
+    if artifact.counted {
+        artifact.own_bytes += own.bytes;
+        artifact.total_bytes += memory.iter().map(|memory| memory.bytes).sum::<u64>();
+    }
+    artifact
+}
+
+impl Host {
+    fn memory(&self) -> PathBuf {
+        self.root.join("memory")
+    }
+
+    fn image(&self, snapshot: SnapshotId) -> PathBuf {
+        self.memory().join(snapshot.to_string())
+    }
+
+    /// Where the images of a full snapshot are, the lowest first.
+    pub(super) fn memory_images(&self, data: &ArtifactData) -> Vec<PathBuf> {
+        data.memory.iter().map(|memory| self.image(memory.image)).collect()
+    }
+
+    pub(super) fn kinds(&self) -> Vec<SnapshotKind> {
+        match self.isolation() {
+            Isolation::Rootless => vec![SnapshotKind::Files],
+            _ => vec![SnapshotKind::Files, SnapshotKind::Full],
+        }
+    }
+
+    /// Before anything happens.
+    pub(super) fn can_seal(&self, id: SandboxId, kind: SnapshotKind) -> DriverResult<()> {
+        if kind == SnapshotKind::Files {
+            return Ok(());
+        }
+        match refusal(&self.record(id)?) {
+            Some(reason) => Err(unavailable(reason)),
+            None => Ok(()),
+        }
+    }
+
+    /// What is in the way of a full snapshot. Everything stands still for a moment.
+    pub(super) fn full_findings(&self, record: &Record) -> DriverResult<Vec<Finding>> {
+        let blocks = |message: String| Finding { severity: Severity::Blocks, message };
+        if let Some(reason) = refusal(record) {
+            return Ok(vec![blocks(reason.to_owned())]);
+        }
+        let _lock = self.lock(record.id)?;
+        let found = checkpoint::examine(&tree(record), &spec()).map_err(full_error)?;
+        Ok(found.0.iter().map(|refusal| blocks(refusal.to_string())).collect())
+    }
+
+    /// Files, processes and memory of one moment. The sandbox is locked, and runs until then and from then on.
+    pub(super) fn seal_full(
+        &self,
+        lock: &OwnedFd,
+        id: SandboxId,
+        snapshot: SnapshotId,
+    ) -> DriverResult<(Artifact, bool)> {
+        let record = self.record(id)?;
+        if let Some(reason) = refusal(&record) {
+            return Err(unavailable(reason));
+        }
+        let mut files = None;
+        let captured = checkpoint::capture(&tree(&record), &spec(), || {
+            let sealed = files.insert(self.seal_files(lock, id, snapshot));
+            // What it was is told below.
+            sealed.as_ref().map(drop).map_err(|_| io::ErrorKind::Other.into())
+        });
+        let (artifact, is_long) = match (files, captured) {
+            (Some(Err(err)), _) => return Err(err),
+            (Some(Ok(sealed)), Ok(captured)) => {
+                (self.keep(&captured, snapshot, sealed.0)?, sealed.1)
+            }
+            (_, Err(err)) => return Err(full_error(err)),
+            (None, Ok(_)) => return Err(failed("seal the files")("nobody did")),
+        };
+        Ok((artifact, is_long))
+    }
+
+    /// Writes it down, while the processes run again.
+    fn keep(
+        &self,
+        captured: &Captured,
+        snapshot: SnapshotId,
+        artifact: Artifact,
+    ) -> DriverResult<Artifact> {
+        let all = self.memory();
+        match fs::DirBuilder::new().mode(0o700).create(&all) {
+            Err(err) if err.kind() == io::ErrorKind::AlreadyExists => {}
+            made => made.map_err(io_error("create", &all))?,
+        }
+        captured.write(&self.image(snapshot), false).map_err(failed("keep the memory"))?;
+        let bytes = captured.pages_len_bytes();
+        let memory = vec![KeptMemory { image: snapshot, bytes }];
+        let mut artifact = added(artifact, &memory);
+        artifact.data["memory"] =
+            serde_json::to_value(memory).map_err(failed("describe a snapshot"))?;
+        Ok(artifact)
+    }
+
+    pub(super) fn discard_image(&self, snapshot: SnapshotId) -> DriverResult<()> {
+        let path = self.image(snapshot);
+        if !path.exists() {
+            return Ok(());
+        }
+        self.store.throw_away(&path).map_err(layer_error("discard the memory of a snapshot"))
+    }
+
+    pub(super) fn sync_images(&self, data: &ArtifactData) -> DriverResult<()> {
+        let sync = |path: PathBuf| image::sync(&path).map_err(failed("write memory to disk"));
+        self.memory_images(data).into_iter().try_for_each(sync)
+    }
+
+    /// Whether the processes of a snapshot can run here, before anything is made.
+    pub(super) fn check_image(
+        &self,
+        data: &ArtifactData,
+        snapshot: SnapshotId,
+    ) -> DriverResult<()> {
+        let Some(path) = self.memory_images(data).pop() else { return Ok(()) };
+        let damaged = |err: String| DriverError::Damaged { snapshot, reason: err };
+        let image = Image::open(path).map_err(|err| damaged(err.to_string()))?;
+        checkpoint::restore::check_machine(&image.snapshot).map_err(full_error)
+    }
+}
+
+fn tree(record: &Record) -> Tree {
+    let init = record.init.as_ref().map_or(0, |init| init.pid);
+    Tree::below(init).with_clients()
+}
+
+fn spec() -> CaptureSpec {
+    CaptureSpec { patience: PATIENCE, ..CaptureSpec::default() }
+}
+
+fn unavailable(reason: impl Into<String>) -> DriverError {
+    let (kind, reason) = (SnapshotKind::Full, reason.into());
+    DriverError::KindUnavailable { driver: DRIVER, kind, reason }
+}
+
+fn full_error(err: checkpoint::Error) -> DriverError {
+    match err {
+        checkpoint::Error::Refused(refusals) => unavailable(refusals.to_string()),
+        err @ checkpoint::Error::OtherMachine { .. } => unavailable(err.to_string()),
+        err => failed("keep processes and memory")(err),
+    }
+}
+
+/// Why nobody can look into the processes of a sandbox.
+fn refusal(record: &Record) -> Option<&'static str> {
+    if !record.is_alive() {
+        return Some("nothing runs in it: a snapshot of files is all that there is");
+    }
+    if record.paused {
+        return Some("it is paused, and what is paused cannot be asked: resume it first");
+    }
+    if record.isolation == Isolation::Rootless {
+        return Some("it was made without root, and only root may look into processes");
+    }
+    if record.freezer().is_none() {
+        return Some("this machine has no cgroups that tell which processes are its own");
+    }
+    None
+}
