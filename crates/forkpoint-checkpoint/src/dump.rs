@@ -232,6 +232,7 @@ fn open_files(
         files.add(held, draft, findings).doing("read open files", held.pid)?;
     }
     files.check_pipes(findings).system("look at pipes")?;
+    files.check_terminals(&drafts, findings);
     Ok((drafts, files.files))
 }
 

@@ -33,5 +33,5 @@ pub use self::{
     freeze::Tree,
     image::{Chain, ImageError, ImageId},
     rollback::RolledBack,
-    track::Tracker,
+    track::{Handle, Tracker},
 };

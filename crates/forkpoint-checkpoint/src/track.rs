@@ -10,10 +10,10 @@ use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use crate::{
     dump::{
         memory::{Pages, populated},
-        proc::Stat,
+        proc::{Stat, Status},
     },
     freeze::Held,
-    image::{ImageId, Mapping, MappingKind, Stored},
+    image::{Image, ImageId, Mapping, MappingKind, Stored},
     ranges::{self, Range},
     sys::memory::{self, WRITTEN_SINCE},
 };
@@ -41,10 +41,46 @@ pub(crate) struct Tracked {
     pub(crate) mappings: Vec<Mapping>,
 }
 
+/// By what the writes of one process are noted, for somebody else to keep meanwhile.
+#[derive(Debug)]
+pub struct Handle {
+    /// As seen from here.
+    pub pid: i32,
+    /// In ticks since boot: the number of a process is used again.
+    pub started: u64,
+    pub uffd: OwnedFd,
+}
+
 impl Tracker {
     #[must_use]
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// Whether this kernel notes writes (Linux 6.7 and later do).
+    #[must_use]
+    pub fn is_supported() -> bool {
+        memory::new_userfaultfd().and_then(memory::track_writes).is_ok()
+    }
+
+    /// Takes it apart, to be put together again in another process. Whoever closes a handle ends the
+    /// tracking of its process.
+    #[must_use]
+    pub fn into_handles(self) -> Vec<Handle> {
+        let handle = |(pid, Tracked { started, uffd, .. })| Handle { pid, started, uffd };
+        self.processes.into_iter().map(handle).collect()
+    }
+
+    /// The other way: `base` is the image that was noted last.
+    #[must_use]
+    pub fn from_handles(base: &Image, handles: impl IntoIterator<Item = Handle>) -> Self {
+        let processes = handles.into_iter().filter_map(|Handle { pid, started, uffd }| {
+            let inside = Status::of(pid, pid).ok()?.last("NSpid").ok()?;
+            let was = base.snapshot.processes.iter().find(|process| process.pid == inside)?;
+            let mappings = was.alive()?.mappings.clone();
+            Some((pid, Tracked { started, uffd, mappings }))
+        });
+        Self { base: Some(base.id), processes: processes.collect(), early: None }
     }
 
     /// The last capture was written as this image: the next may lie over it.

@@ -26,7 +26,7 @@ pub(crate) use container::ContainerArgs;
 pub(crate) use look::{CatArgs, CpArgs, DiffArgs, LsArgs};
 pub(crate) use run::{CreateArgs, ExecArgs, RunArgs, SandboxArgs, StreamArgs};
 pub(crate) use snapshot::{
-    DeleteArgs, EditArgs, ForkArgs, ListArgs, LogArgs, RestoreArgs, RollbackArgs, ShowArgs,
+    DeleteArgs, EditArgs, ForkArgs, Full, ListArgs, LogArgs, RestoreArgs, RollbackArgs, ShowArgs,
     SnapshotArgs,
 };
 pub(crate) use template::{AddArgs, PromoteArgs, TemplateArgs, TemplateVerb};

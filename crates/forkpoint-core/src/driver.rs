@@ -26,7 +26,9 @@ mod workspace;
 pub use error::{DriverError, DriverResult};
 pub use event::{EventStream, SandboxEvent};
 pub use native::{Claimed, NativeState};
-pub use process::{ByteSink, Command, ExitStatus, Leaves, Process, ProcessControl, TtySize};
+pub use process::{
+    ByteSink, Command, ExitStatus, KeptProcess, Leaves, Process, ProcessControl, TtySize,
+};
 pub use tree::{
     ChangeKind, FileChange, FileDiff, FileFacts, FileKind, FileState, FileTree, NewEntry,
 };
@@ -181,6 +183,12 @@ pub trait Driver: fmt::Debug + Send + Sync {
         to: &FileState,
         under: &[SandboxPath],
     ) -> DriverResult<FileDiff>;
+
+    /// The processes that a full snapshot holds, those that were started first before the others. A driver
+    /// that keeps them in a form of somebody else's tells of none.
+    async fn processes(&self, _artifact: &Artifact) -> DriverResult<Vec<KeptProcess>> {
+        Ok(Vec::new())
+    }
 
     /// What happens to a sandbox from now on, until whoever listens goes away. An error ends it:
     /// what happened since is not known.

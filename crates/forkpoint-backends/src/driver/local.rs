@@ -16,8 +16,8 @@ use forkpoint_core::{
     Timestamp,
     driver::{
         Adopted, ApplyReport, ApplyRequest, Artifact, Capabilities, Drift, Driver, DriverError,
-        DriverResult, FileDiff, FileState, FileTree, Finding, PieceName, Sandbox, SandboxStatus,
-        SandboxUsage, SnapshotKind,
+        DriverResult, FileDiff, FileState, FileTree, Finding, KeptProcess, PieceName, Sandbox,
+        SandboxStatus, SandboxUsage, SnapshotKind,
     },
     id::{SandboxId, SnapshotId},
     part::Part,
@@ -332,6 +332,11 @@ impl Driver for LocalDriver {
     async fn apply(&self, of: &FileState, request: &ApplyRequest) -> DriverResult<ApplyReport> {
         let (of, request) = (of.clone(), request.clone());
         self.on_host(move |host| host.apply(&of, &request)).await
+    }
+
+    async fn processes(&self, artifact: &Artifact) -> DriverResult<Vec<KeptProcess>> {
+        let artifact = artifact.clone();
+        self.on_host(move |host| host.kept_processes(&artifact)).await
     }
 
     async fn tree(&self, of: &FileState) -> DriverResult<Arc<dyn FileTree>> {

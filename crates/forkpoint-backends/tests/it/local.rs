@@ -18,6 +18,7 @@ use tempfile::TempDir;
 
 mod faults;
 mod files;
+mod full;
 mod full_disk;
 mod hostile;
 mod images;

@@ -35,6 +35,9 @@ use crate::{
 const DELETED_MAX: u64 = 64 << 20;
 const KEPT_FLAGS: i32 = !(libc::O_CLOEXEC | libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
 
+const TERMINAL: &str =
+    "who looks at it is not captured; run it in `tmux`, or end that session first";
+
 /// Who has an open file under which number.
 type Holder = (i32, i32);
 
@@ -232,6 +235,28 @@ impl Files {
             findings.refuse(whose, thing, "the other end is not captured; redirect it to a file");
         }
         Ok(())
+    }
+
+    /// Whoever has the other side of a terminal is part of the tree, or nobody knows what comes of it.
+    pub(super) fn check_terminals(&self, drafts: &[Draft], findings: &mut Findings) {
+        let is_here = |wanted: u32| {
+            let is_it = |file: &OpenFile| matches!(file.kind, FileKind::Master { terminal, .. } if terminal == wanted);
+            self.files.iter().any(is_it)
+        };
+        for draft in drafts {
+            let open = draft.alive.descriptors.iter().find_map(|descriptor| {
+                match self.files[descriptor.file].kind {
+                    FileKind::Terminal { terminal } if !is_here(terminal) => {
+                        Some(descriptor.number)
+                    }
+                    _ => None,
+                }
+            });
+            if let Some(number) = open {
+                let thing = format!("a terminal of somebody outside (descriptor {number})");
+                findings.refuse(&draft.whose, thing, TERMINAL);
+            }
+        }
     }
 
     fn is_shut(&self, file: usize, writer: bool) -> io::Result<bool> {

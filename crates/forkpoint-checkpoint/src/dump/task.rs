@@ -471,9 +471,7 @@ pub(super) fn whole_timer(timer: [u64; 4]) -> [u64; 4] {
 
 /// Nobody is ever asked through it, so it does not matter whose faults would be answered.
 pub(super) fn make_userfaultfd() -> Call {
-    const USER_MODE_ONLY: i32 = 1;
-    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | USER_MODE_ONLY;
-    Call::new(libc::SYS_userfaultfd, &[flags as u64])
+    Call::new(libc::SYS_userfaultfd, &[sys::memory::USERFAULTFD_FLAGS as u64])
 }
 
 impl ProcessQuestions {

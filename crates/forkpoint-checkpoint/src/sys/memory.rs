@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::fd::{AsFd, AsRawFd as _},
+    os::fd::{AsFd, AsRawFd as _, FromRawFd as _, OwnedFd},
     ptr,
 };
 
@@ -173,6 +173,17 @@ pub(crate) fn scan(
     }
     Ok(())
 }
+
+/// Of this process.
+pub(crate) fn new_userfaultfd() -> io::Result<OwnedFd> {
+    // SAFETY: takes flags, and makes a descriptor.
+    let fd = check(unsafe { libc::syscall(libc::SYS_userfaultfd, USERFAULTFD_FLAGS) })?;
+    // SAFETY: just made, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Faults of the kernel are none of ours, and need rights.
+pub(crate) const USERFAULTFD_FLAGS: i32 = libc::O_CLOEXEC | libc::O_NONBLOCK | 1;
 
 /// Makes a userfaultfd note what is written, without asking anybody.
 pub(crate) fn track_writes(uffd: impl AsFd) -> io::Result<()> {

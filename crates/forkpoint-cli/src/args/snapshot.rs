@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use forkpoint_core::{Error, Timestamp, trigger::Trigger};
 
 use super::{
@@ -44,9 +44,10 @@ pub(crate) struct SnapshotArgs {
     #[arg(long = "label", value_name = "KEY=VALUE", value_parser = value::pair)]
     pub(crate) labels: Vec<(String, String)>,
 
-    /// Keep processes and memory too, where the driver can
-    #[arg(long)]
-    pub(crate) full: bool,
+    /// Keep processes and memory too: they go on in every copy. `auto` keeps files alone, and says
+    /// why, where the rest cannot be kept
+    #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "always")]
+    pub(crate) full: Option<Full>,
 
     /// Take nothing if nothing changed since its last snapshot and that one is as durable, pinned and
     /// lasting; prints its id. With --name, one is taken
@@ -71,6 +72,13 @@ pub(crate) struct SnapshotArgs {
 
     #[command(flatten)]
     pub(crate) wait: WaitArgs,
+}
+
+/// When processes and memory are kept too.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Full {
+    Always,
+    Auto,
 }
 
 #[derive(Clone, Debug, Args)]

@@ -8,6 +8,7 @@ use std::{
 use forkpoint_core::{
     Error, Timestamp,
     catalog::SnapshotRecord,
+    driver::KeptProcess,
     engine::SnapshotView,
     id::SnapshotId,
     spec::{Workspace, WorkspaceMode},
@@ -20,7 +21,7 @@ use crate::{
     args::ShowArgs,
     fail::{About, Failure},
     output::{
-        human::{moment, size},
+        human::{clean, moment, size},
         record::SnapshotJson,
     },
 };
@@ -34,6 +35,9 @@ struct Shown<'a> {
     snapshot: SnapshotJson<'a>,
     ancestors: Vec<SnapshotId>,
     children: &'a [SnapshotId],
+    /// Of a full one, where its driver can tell.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    processes: Vec<&'a KeptProcess>,
 }
 
 pub(super) async fn show(app: &App, args: &ShowArgs) -> Outcome {
@@ -46,10 +50,12 @@ pub(super) async fn show(app: &App, args: &ShowArgs) -> Outcome {
     if app.out.json {
         let ancestors = view.ancestors.iter().map(|node| node.id).collect();
         let snapshot = SnapshotJson::from(&view.record);
-        app.out.json(&Shown { snapshot, ancestors, children: &view.children })?;
+        let processes = view.processes.iter().flatten().collect();
+        app.out.json(&Shown { snapshot, ancestors, children: &view.children, processes })?;
         return Ok(Exit::DONE);
     }
     let mut rows = facts(&view.record, app.now());
+    rows.extend(processes(&view));
     rows.extend(lineage(&view));
     app.out.text(&crate::output::facts(&app.out, &rows))?;
     Ok(Exit::DONE)
@@ -124,6 +130,21 @@ fn workspace(workspace: &Workspace) -> String {
         WorkspaceMode::Live => format!("{source} at {at}"),
         WorkspaceMode::Copy => format!("a copy of {source} at {at}"),
     }
+}
+
+/// The first of them, and how many there are.
+fn processes(view: &SnapshotView) -> Vec<(&'static str, String)> {
+    let processes = match &view.processes {
+        Ok(processes) => processes,
+        Err(err) => return vec![("processes", format!("cannot be read: {}", err.chain()))],
+    };
+    let row = |process: &KeptProcess| {
+        let KeptProcess { pid, name, threads, memory_bytes } = process;
+        let threads = if *threads > 1 { format!(", {threads} threads") } else { String::new() };
+        ("process", format!("{pid} {}{threads}, {}", clean(name), size(*memory_bytes)))
+    };
+    let named = processes.iter().take(NEAREST).map(row);
+    named.chain(more("process", processes.len())).collect()
 }
 
 /// The nearest of both directions; `log` draws all of it.

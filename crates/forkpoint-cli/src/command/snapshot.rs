@@ -19,7 +19,7 @@ use serde::Serialize;
 use super::{Exit, Outcome};
 use crate::{
     app::App,
-    args::{SnapshotArgs, value},
+    args::{Full, SnapshotArgs, value},
     fail::{About, Failure},
     output::{
         human::{many, size},
@@ -88,7 +88,8 @@ fn words(args: &SnapshotArgs) -> Vec<&'static str> {
 
 fn request(args: &SnapshotArgs) -> Result<SnapshotRequest, Error> {
     Ok(SnapshotRequest {
-        kind: if args.full { SnapshotKind::Full } else { SnapshotKind::Files },
+        kind: if args.full.is_some() { SnapshotKind::Full } else { SnapshotKind::Files },
+        or_files: args.full == Some(Full::Auto),
         trigger: args.trigger,
         name: args.name.as_deref().map(str::parse).transpose()?,
         description: args.description.clone(),
@@ -137,7 +138,7 @@ fn about(args: &SnapshotArgs, err: &Error) -> About {
         Some(_) if err.kind() == ErrorKind::Conflict => {
             About::New { name: args.name.clone(), template: None }
         }
-        _ if args.full => About::Full(args.sandbox.clone()),
+        _ if args.full.is_some() => About::Full(args.sandbox.clone()),
         _ => About::Sandbox(args.sandbox.clone()),
     }
 }
@@ -150,6 +151,9 @@ fn tell(app: &App, taken: &TakenSnapshot) -> Result<(), Failure> {
         app.out.text(&snapshot.id.to_string())?;
         let (name, own) = (&snapshot.name, counted(snapshot, snapshot.own_bytes));
         app.out.note(format!("took snapshot `{name}`, {own} of its own"));
+    }
+    if let Some(why) = &taken.files_alone {
+        app.out.warn(format!("processes and memory were not kept: {why}"));
     }
     match &taken.pruned {
         Some(Ok(report)) => retained(app, report),

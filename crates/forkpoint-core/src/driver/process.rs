@@ -83,3 +83,15 @@ pub enum ExitStatus {
     Signal(i32),
     TimedOut,
 }
+
+/// A process in a full snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct KeptProcess {
+    /// In the sandbox.
+    pub pid: i32,
+    /// What it calls itself.
+    pub name: String,
+    pub threads: usize,
+    /// Its own: what it shares with its files is not counted.
+    pub memory_bytes: u64,
+}

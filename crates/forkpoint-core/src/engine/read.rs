@@ -11,8 +11,8 @@ use crate::{
         CatalogError, LineageScope, Page, Resource, SandboxQuery, SandboxRecord, SnapshotQuery,
         SnapshotRecord, Usage,
     },
-    driver::{Finding, Sandbox, SandboxStatus, SandboxUsage, SnapshotKind},
-    error::{Context as _, Result},
+    driver::{Finding, KeptProcess, Sandbox, SandboxStatus, SandboxUsage, SnapshotKind},
+    error::{Context as _, Error, Result},
     id::{SandboxId, SnapshotId},
     lineage::{self, LineageNode, LineageRow},
 };
@@ -25,12 +25,14 @@ pub struct SandboxView {
     pub status: Result<Option<SandboxStatus>>,
 }
 
-#[derive(Clone, Debug, Serialize)]
+#[derive(Debug)]
 pub struct SnapshotView {
     pub record: SnapshotRecord,
     /// From the nearest ancestor to the root.
     pub ancestors: Vec<LineageNode>,
     pub children: Vec<SnapshotId>,
+    /// Of a full one; an error when the driver cannot tell.
+    pub processes: Result<Vec<KeptProcess>>,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -72,7 +74,14 @@ impl Engine {
         ancestors.reverse();
         let children = catalog.lineage(&LineageScope::Children(record.id)).await?;
         let children = children.into_iter().map(|node| node.id).collect();
-        Ok(SnapshotView { record, ancestors, children })
+        let processes = match record.kind {
+            SnapshotKind::Files => Ok(Vec::new()),
+            SnapshotKind::Full => match self.inner.driver(&record.driver) {
+                Ok(driver) => driver.processes(&record.artifact).await.map_err(Error::from),
+                Err(err) => Err(err),
+            },
+        };
+        Ok(SnapshotView { record, ancestors, children, processes })
     }
 
     pub async fn agent_state(&self, snapshot: &str) -> Result<Option<Bytes>> {

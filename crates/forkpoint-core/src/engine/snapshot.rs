@@ -8,9 +8,9 @@ use jiff::Timestamp;
 use super::{Active, Engine, Inner, PruneReport, Wait, hooks::HookPoint};
 use crate::{
     catalog::{CatalogError, Change, OperationKind, SandboxRecord, SnapshotRecord},
-    driver::{Artifact, Driver, DriverError, Sandbox, SnapshotKind},
+    driver::{Artifact, Driver, DriverError, DriverResult, Sandbox, SnapshotKind},
     error::{Context as _, Error, ErrorKind, Result},
-    id::SnapshotId,
+    id::{SandboxId, SnapshotId},
     label::Labels,
     naming::{Name, NamingFacts},
     trigger::Trigger,
@@ -23,6 +23,8 @@ pub struct SnapshotRequest {
     /// An id, a name or a prefix.
     pub sandbox: String,
     pub kind: SnapshotKind,
+    /// Whether files alone will do where more cannot be had: [`TakenSnapshot::files_alone`] tells why.
+    pub or_files: bool,
     pub trigger: Trigger,
     /// From the naming pattern if there is none.
     pub name: Option<Name>,
@@ -49,6 +51,7 @@ impl SnapshotRequest {
         Self {
             sandbox: sandbox.into(),
             kind: SnapshotKind::Files,
+            or_files: false,
             trigger: Trigger::Manual,
             name: None,
             description: None,
@@ -93,6 +96,8 @@ impl fmt::Display for SkipReason {
 #[derive(Debug)]
 pub struct TakenSnapshot {
     pub snapshot: SnapshotRecord,
+    /// Why it holds less than was asked for.
+    pub files_alone: Option<String>,
     /// What retention did afterwards, where limits are configured.
     pub pruned: Option<Result<PruneReport>>,
 }
@@ -110,16 +115,26 @@ impl Engine {
 }
 
 impl Inner {
-    pub(super) async fn snapshot(&self, request: SnapshotRequest) -> Result<SnapshotOutcome> {
+    pub(super) async fn snapshot(&self, mut request: SnapshotRequest) -> Result<SnapshotOutcome> {
         let found = self.look_up(&request.sandbox).await?;
         let trigger = request.trigger;
         if !self.config.triggers.contains(trigger) {
             return Ok(SnapshotOutcome::Skipped(SkipReason::TriggerDisabled(trigger)));
         }
         let driver = self.driver(&found.record.driver)?;
-        self.check_snapshot(&request, driver.as_ref())?;
-        let doing = || format!("failed to take a snapshot of sandbox `{}`", request.sandbox);
-        driver.can_seal(found.record.id, request.kind).await.context(doing)?;
+        self.check_snapshot(&request)?;
+        let named = request.sandbox.clone();
+        let doing = || format!("failed to take a snapshot of sandbox `{named}`");
+        let mut files_alone = None;
+        match can_seal(driver.as_ref(), found.record.id, request.kind).await {
+            Err(err) if request.or_files && is_about_the_kind(&err) => {
+                files_alone = Some(err.to_string());
+                request.kind = SnapshotKind::Files;
+            }
+            // That it is about a snapshot of this sandbox says the error itself.
+            Err(err @ DriverError::Unsupported { .. }) => return Err(err.into()),
+            result => result.context(doing)?,
+        }
         let sandbox = self.enlist(found).await.context(doing)?;
 
         let id = self.new_snapshot_id();
@@ -131,7 +146,11 @@ impl Inner {
                 self.abandon(active).await;
                 return Ok(SnapshotOutcome::Skipped(SkipReason::Unchanged(head)));
             }
-            Ok(Work::Sealed(sealed)) => Ok(*sealed),
+            Ok(Work::Sealed(sealed)) => {
+                let Sealed { sandbox, artifact, files_alone: why } = *sealed;
+                files_alone = files_alone.or(why);
+                Ok((sandbox, artifact))
+            }
             Err(err) => Err(err),
         };
         self.pass_on(driver.as_ref(), &sandbox);
@@ -152,17 +171,10 @@ impl Inner {
             true => None,
             false => Some(self.prune(retention, Some(id)).await),
         };
-        Ok(SnapshotOutcome::Taken(Box::new(TakenSnapshot { snapshot, pruned })))
+        Ok(SnapshotOutcome::Taken(Box::new(TakenSnapshot { snapshot, files_alone, pruned })))
     }
 
-    fn check_snapshot(&self, request: &SnapshotRequest, driver: &dyn Driver) -> Result<()> {
-        if !driver.capabilities().kinds.contains(&request.kind) {
-            let operation = match request.kind {
-                SnapshotKind::Files => "take a snapshot of files",
-                SnapshotKind::Full => "take a snapshot with processes and memory",
-            };
-            return Err(DriverError::Unsupported { driver: driver.name(), operation }.into());
-        }
+    fn check_snapshot(&self, request: &SnapshotRequest) -> Result<()> {
         let len = request.agent_state.as_ref().map_or(0, Bytes::len);
         let limit = self.config.max_agent_state_bytes;
         if len > limit {
@@ -233,7 +245,14 @@ impl Inner {
         };
         let live = driver.attach(sandbox.id).await?;
         self.run_hook(HookPoint::BeforeSnapshot, live.as_ref(), id).await?;
-        let Some(mut artifact) = seal(live.as_ref(), id, request.kind, since).await? else {
+        let sealed = seal(live.as_ref(), id, request.kind, since).await;
+        let (sealed, files_alone) = match sealed {
+            Err(err) if request.or_files && is_about_the_kind(&err) => {
+                (seal(live.as_ref(), id, SnapshotKind::Files, None).await?, Some(err.to_string()))
+            }
+            sealed => (sealed?, None),
+        };
+        let Some(mut artifact) = sealed else {
             // There is one whenever there is nothing to seal.
             return since.map(Work::Unchanged).ok_or_else(|| {
                 Error::new(ErrorKind::Internal, "nothing was sealed, and nothing was there")
@@ -242,7 +261,7 @@ impl Inner {
         if request.sync {
             artifact = driver.sync(&artifact).await?;
         }
-        Ok(Work::Sealed(Box::new((sandbox, artifact))))
+        Ok(Work::Sealed(Box::new(Sealed { sandbox, artifact, files_alone })))
     }
 
     /// The snapshot that the sandbox stands on, if it would do for this request unless a file has
@@ -295,8 +314,30 @@ fn would_do(there: &SnapshotRecord, request: &SnapshotRequest) -> bool {
 
 /// What became of a sandbox that was looked at.
 enum Work {
-    Sealed(Box<(SandboxRecord, Artifact)>),
+    Sealed(Box<Sealed>),
     Unchanged(SnapshotId),
+}
+
+struct Sealed {
+    sandbox: SandboxRecord,
+    artifact: Artifact,
+    files_alone: Option<String>,
+}
+
+/// Before anything happens.
+async fn can_seal(driver: &dyn Driver, id: SandboxId, kind: SnapshotKind) -> DriverResult<()> {
+    if driver.capabilities().kinds.contains(&kind) {
+        return driver.can_seal(id, kind).await;
+    }
+    let operation = match kind {
+        SnapshotKind::Files => "take a snapshot of files",
+        SnapshotKind::Full => "take a snapshot with processes and memory",
+    };
+    Err(DriverError::Unsupported { driver: driver.name(), operation })
+}
+
+fn is_about_the_kind(err: &DriverError) -> bool {
+    matches!(err, DriverError::KindUnavailable { .. } | DriverError::Unsupported { .. })
 }
 
 /// Pauses, seals and resumes. The sandbox is as it was before even when sealing failed. `None` when
@@ -306,7 +347,7 @@ async fn seal(
     id: SnapshotId,
     kind: SnapshotKind,
     since: Option<SnapshotId>,
-) -> Result<Option<Artifact>> {
+) -> DriverResult<Option<Artifact>> {
     let mut paused = sandbox.pause(kind).await?;
     let unchanged = match since {
         Some(since) => paused.is_unchanged(since).await,
@@ -318,7 +359,7 @@ async fn seal(
         Err(err) => Err(err),
     };
     paused.resume().await?;
-    Ok(sealed?)
+    sealed
 }
 
 fn snapshot_record(

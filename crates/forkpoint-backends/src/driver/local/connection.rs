@@ -63,10 +63,20 @@ pub(super) fn ask_blocking(
     record: &Record,
     request: &Request,
 ) -> io::Result<(Reply, Vec<OwnedFd>)> {
+    ask_with(place, record, request, &[])
+}
+
+/// The same, with descriptors.
+pub(super) fn ask_with(
+    place: &Place,
+    record: &Record,
+    request: &Request,
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<(Reply, Vec<OwnedFd>)> {
     let socket = wire::connect_in(&place.open()?, &Place::socket(record.launches))?;
     rustix::io::ioctl_fionbio(&socket, false)?;
     set_socket_timeout(&socket, Timeout::Recv, Some(INIT_MAX))?;
-    wire::send(socket.as_fd(), request, &[])?;
+    wire::send(socket.as_fd(), request, fds)?;
     let ended = || io::Error::new(io::ErrorKind::ConnectionReset, "the sandbox ended");
     wire::receive(&socket)?.ok_or_else(ended)
 }

@@ -51,6 +51,13 @@ pub(super) enum Request {
     },
     /// Files that anybody has mapped to write.
     Mapped,
+    /// To hold descriptors, with what they are, for whoever asks next: nobody else of ours lives as long
+    /// as the sandbox.
+    Keep {
+        about: String,
+    },
+    /// To hand over one of those, and forget it.
+    Take,
     Read {
         path: wire::Text,
     },
@@ -104,6 +111,10 @@ pub(super) enum Reply {
     Paths(Vec<wire::Text>),
     /// With a descriptor.
     Opened,
+    /// With what was kept; the last has nothing.
+    Kept {
+        about: Option<String>,
+    },
     Entries(Vec<Listed>),
     Failed(wire::Failure),
 }
@@ -133,6 +144,8 @@ struct Init {
     held: Option<Vec<i32>>,
     /// What came meanwhile, and would run or write.
     waiting: Vec<(RawFd, Request, Vec<OwnedFd>)>,
+    /// What we hold for others.
+    kept: Vec<(String, Vec<OwnedFd>)>,
     /// When it is over, by the clock that goes on while the machine sleeps.
     end: Option<Duration>,
 }
@@ -150,8 +163,9 @@ struct Heard {
 pub(super) fn serve(listener: OwnedFd, terminals: OwnedFd, signals: OwnedFd) -> ! {
     let connections = HashMap::new();
     let commands = HashMap::new();
-    let (held, waiting, end) = (None, Vec::new(), None);
-    let mut init = Init { listener, signals, terminals, connections, commands, held, waiting, end };
+    let (held, waiting, kept, end) = (None, Vec::new(), Vec::new(), None);
+    let mut init =
+        Init { listener, signals, terminals, connections, commands, held, waiting, kept, end };
     loop {
         if init.turn().is_err() {
             // Nothing can be done about a failed poll but to try again.
@@ -267,6 +281,11 @@ impl Init {
                 Reply::Done
             }
             Request::Mapped => Reply::Paths(mapped()),
+            Request::Keep { about } => {
+                self.kept.push((about, fds));
+                Reply::Done
+            }
+            Request::Take => return self.hand_over(number),
             Request::Read { .. }
             | Request::Write { .. }
             | Request::Make { .. }
@@ -276,6 +295,14 @@ impl Init {
             Request::Commit => unexpected(),
         };
         self.reply(number, &reply);
+    }
+
+    fn hand_over(&mut self, number: RawFd) {
+        let (about, fds) = self.kept.pop().unzip();
+        let fds: Vec<_> = fds.iter().flatten().map(|fd| fd.as_fd()).collect();
+        let Some(connection) = self.connections.get(&number) else { return };
+        // Whoever asked and is gone had no use for it.
+        let _ = wire::send(&connection.socket, &Reply::Kept { about }, &fds);
     }
 
     fn reply(&mut self, number: RawFd, reply: &Reply) {

@@ -11,12 +11,13 @@ use std::{
 };
 
 use forkpoint_checkpoint::{
-    self as checkpoint, CaptureSpec, Captured, Tree,
-    image::{self, Image},
+    self as checkpoint, CaptureSpec, Captured, ImageId, Tree,
+    image::{self, Image, ImageError, Process},
 };
 use forkpoint_core::{
     driver::{
-        Artifact, DriverError, DriverResult, Finding, Piece, PieceName, Severity, SnapshotKind,
+        Artifact, DriverError, DriverResult, Finding, KeptProcess, Piece, PieceName, Severity,
+        SnapshotKind,
     },
     id::{SandboxId, SnapshotId},
 };
@@ -28,6 +29,8 @@ use super::{
     launch::Isolation,
     record::Record,
 };
+
+mod since;
 
 const PIECE: &str = "memory-";
 
@@ -72,7 +75,7 @@ impl Host {
         self.root.join("memory")
     }
 
-    fn image(&self, snapshot: SnapshotId) -> PathBuf {
+    pub(super) fn image(&self, snapshot: SnapshotId) -> PathBuf {
         self.memory().join(snapshot.to_string())
     }
 
@@ -122,41 +125,40 @@ impl Host {
             return Err(unavailable(reason));
         }
         let mut files = None;
-        let captured = checkpoint::capture(&tree(&record), &spec(), || {
+        let moment = || {
             let sealed = files.insert(self.seal_files(lock, id, snapshot));
             // What it was is told below.
             sealed.as_ref().map(drop).map_err(|_| io::ErrorKind::Other.into())
-        });
-        let (artifact, is_long) = match (files, captured) {
+        };
+        let mut since = self.since(&record);
+        let captured = since.capture(&tree(&record), moment);
+        let ((artifact, is_long), captured) = match (files, captured) {
             (Some(Err(err)), _) => return Err(err),
-            (Some(Ok(sealed)), Ok(captured)) => {
-                (self.keep(&captured, snapshot, sealed.0)?, sealed.1)
-            }
+            (Some(Ok(sealed)), Ok(captured)) => (sealed, captured),
             (_, Err(err)) => return Err(full_error(err)),
             (None, Ok(_)) => return Err(failed("seal the files")("nobody did")),
         };
+        let image = self.write_image(&captured, snapshot)?;
+        if captured.parent().is_none() {
+            since.below.clear();
+        }
+        since.below.push(KeptMemory { image: snapshot, bytes: captured.pages_len_bytes() });
+        let mut artifact = added(artifact, &since.below);
+        artifact.data["memory"] =
+            serde_json::to_value(&since.below).map_err(failed("describe a snapshot"))?;
+        // If it is lost, the next one reads all of the memory.
+        let _ = self.keep_tracking(&record, since, snapshot, image);
         Ok((artifact, is_long))
     }
 
-    /// Writes it down, while the processes run again.
-    fn keep(
-        &self,
-        captured: &Captured,
-        snapshot: SnapshotId,
-        artifact: Artifact,
-    ) -> DriverResult<Artifact> {
+    /// While the processes run again.
+    fn write_image(&self, captured: &Captured, snapshot: SnapshotId) -> DriverResult<ImageId> {
         let all = self.memory();
         match fs::DirBuilder::new().mode(0o700).create(&all) {
             Err(err) if err.kind() == io::ErrorKind::AlreadyExists => {}
             made => made.map_err(io_error("create", &all))?,
         }
-        captured.write(&self.image(snapshot), false).map_err(failed("keep the memory"))?;
-        let bytes = captured.pages_len_bytes();
-        let memory = vec![KeptMemory { image: snapshot, bytes }];
-        let mut artifact = added(artifact, &memory);
-        artifact.data["memory"] =
-            serde_json::to_value(memory).map_err(failed("describe a snapshot"))?;
-        Ok(artifact)
+        captured.write(&self.image(snapshot), false).map_err(failed("keep the memory"))
     }
 
     pub(super) fn discard_image(&self, snapshot: SnapshotId) -> DriverResult<()> {
@@ -172,25 +174,44 @@ impl Host {
         self.memory_images(data).into_iter().try_for_each(sync)
     }
 
+    pub(super) fn kept_processes(&self, artifact: &Artifact) -> DriverResult<Vec<KeptProcess>> {
+        let data = self.read_artifact(artifact)?;
+        let Some(image) = self.top_image(&data, artifact.snapshot)? else { return Ok(Vec::new()) };
+        let kept = |process: &Process| {
+            let alive = process.alive()?;
+            let pages = alive.mappings.iter().flat_map(|mapping| &mapping.pages);
+            Some(KeptProcess {
+                pid: process.pid,
+                name: process.name.clone(),
+                threads: alive.threads.len(),
+                memory_bytes: pages.map(|(start, end)| end - start).sum(),
+            })
+        };
+        Ok(image.snapshot.processes.iter().filter_map(kept).collect())
+    }
+
+    fn top_image(&self, data: &ArtifactData, snapshot: SnapshotId) -> DriverResult<Option<Image>> {
+        let damaged = |err: ImageError| DriverError::Damaged { snapshot, reason: err.to_string() };
+        self.memory_images(data).pop().map(Image::open).transpose().map_err(damaged)
+    }
+
     /// Whether the processes of a snapshot can run here, before anything is made.
     pub(super) fn check_image(
         &self,
         data: &ArtifactData,
         snapshot: SnapshotId,
     ) -> DriverResult<()> {
-        let Some(path) = self.memory_images(data).pop() else { return Ok(()) };
-        let damaged = |err: String| DriverError::Damaged { snapshot, reason: err };
-        let image = Image::open(path).map_err(|err| damaged(err.to_string()))?;
+        let Some(image) = self.top_image(data, snapshot)? else { return Ok(()) };
         checkpoint::restore::check_machine(&image.snapshot).map_err(full_error)
     }
 }
 
-fn tree(record: &Record) -> Tree {
+pub(super) fn tree(record: &Record) -> Tree {
     let init = record.init.as_ref().map_or(0, |init| init.pid);
     Tree::below(init).with_clients()
 }
 
-fn spec() -> CaptureSpec {
+pub(super) fn spec() -> CaptureSpec {
     CaptureSpec { patience: PATIENCE, ..CaptureSpec::default() }
 }
 

@@ -1,0 +1,130 @@
+//! What is known of the last full snapshot of a sandbox, so that the next holds only what was written
+//! since.
+//!
+//! The kernel notes what is written as long as somebody has certain descriptors open. No process of ours
+//! lives as long as the sandbox but its init: so init holds them from one snapshot to the next.
+
+use std::{io, os::fd::AsFd as _};
+
+use forkpoint_checkpoint::{
+    self as checkpoint, Captured, Handle, ImageId, Tracker, Tree, image::Image,
+};
+use forkpoint_core::id::SnapshotId;
+use serde::{Deserialize, Serialize};
+
+use super::{KeptMemory, spec};
+use crate::driver::local::{
+    cgroup::Cgroup,
+    connection::{ask_blocking, ask_with},
+    host::Host,
+    init::{Reply, Request},
+    record::Record,
+    wire::FDS_MAX,
+};
+
+/// A restore looks into each image, so longer chains begin anew.
+const IMAGES_MAX: usize = 16;
+
+/// Above so much memory, the first snapshot copies while the processes run, and once more what they write
+/// meanwhile. Below, that would take longer than it saves.
+const COPIED_EARLY: u64 = 16 << 20;
+
+/// What a new image can lie over.
+#[derive(Debug, Default)]
+pub(super) struct Since {
+    /// None where the kernel cannot.
+    tracker: Option<Tracker>,
+    /// The lowest first.
+    pub(super) below: Vec<KeptMemory>,
+    is_large: bool,
+}
+
+/// What init is told of the descriptors that it holds.
+#[derive(Debug, Serialize, Deserialize)]
+struct Note {
+    snapshot: SnapshotId,
+    image: String,
+    below: Vec<KeptMemory>,
+    /// Number and start of the process of each descriptor.
+    processes: Vec<(i32, u64)>,
+}
+
+impl Since {
+    pub(super) fn capture(
+        &mut self,
+        tree: &Tree,
+        moment: impl FnOnce() -> io::Result<()>,
+    ) -> checkpoint::Result<Captured> {
+        let spec = spec();
+        let Some(tracker) = &mut self.tracker else {
+            return checkpoint::capture(tree, &spec, moment);
+        };
+        if self.below.is_empty() && self.is_large {
+            tracker.prepare(tree, &spec)?;
+        }
+        tracker.capture(tree, &spec, moment)
+    }
+}
+
+impl Host {
+    /// Takes it over from init, which holds nothing from then on. Where it does not fit, or anything fails,
+    /// nothing is known.
+    pub(super) fn since(&self, record: &Record) -> Since {
+        if !Tracker::is_supported() {
+            return Since::default();
+        }
+        let memory = record.cgroup.as_ref().and_then(|cgroup| Cgroup::usage(cgroup).memory_bytes);
+        let is_large = memory.is_none_or(|bytes| bytes > COPIED_EARLY);
+        let found = self.take_tracker(record).ok().flatten();
+        let (tracker, below) = found.unwrap_or_default();
+        Since { tracker: Some(tracker), below, is_large }
+    }
+
+    fn take_tracker(&self, record: &Record) -> io::Result<Option<(Tracker, Vec<KeptMemory>)>> {
+        let place = self.place(record.id);
+        let (mut note, mut handles) = (None, Vec::new());
+        loop {
+            let (reply, fds) = ask_blocking(&place, record, &Request::Take)?;
+            let Reply::Kept { about: Some(about) } = reply else { break };
+            let told: Note = serde_json::from_str(&about)?;
+            let whose = told.processes.iter().zip(fds);
+            let handle = |((pid, started), uffd): (&(i32, u64), _)| Handle {
+                pid: *pid,
+                started: *started,
+                uffd,
+            };
+            handles.extend(whose.map(handle));
+            note = Some(told);
+        }
+        let Some(note) = note else { return Ok(None) };
+        if record.snapshot != Some(note.snapshot) || note.below.len() >= IMAGES_MAX {
+            return Ok(None);
+        }
+        let image = Image::open(self.image(note.snapshot)).map_err(io::Error::other)?;
+        let is_it = image.id.to_string() == note.image;
+        Ok(is_it.then(|| (Tracker::from_handles(&image, handles), note.below)))
+    }
+
+    pub(super) fn keep_tracking(
+        &self,
+        record: &Record,
+        since: Since,
+        snapshot: SnapshotId,
+        image: ImageId,
+    ) -> io::Result<()> {
+        let Some(tracker) = since.tracker else { return Ok(()) };
+        let place = self.place(record.id);
+        for handles in tracker.into_handles().chunks(FDS_MAX - 1) {
+            let note = Note {
+                snapshot,
+                image: image.to_string(),
+                below: since.below.clone(),
+                processes: handles.iter().map(|handle| (handle.pid, handle.started)).collect(),
+            };
+            let about = serde_json::to_string(&note)?;
+            let fds: Vec<_> = handles.iter().map(|handle| handle.uffd.as_fd()).collect();
+            ask_with(&place, record, &Request::Keep { about }, &fds)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,301 @@
+//! Full snapshots: processes and memory go on where they were, in a copy and in place.
+
+use std::{fs, time::Duration};
+
+use forkpoint_core::driver::{
+    Artifact, Command, Driver as _, DriverError, DriverResult, Sandbox, Severity, SnapshotKind,
+    TtySize,
+};
+use futures::StreamExt as _;
+
+use super::scene::{
+    Scene, exec, new_snapshot, python, read_text, sh, spec, start, with_causes, write,
+};
+
+/// Counts in its memory, and tells how far it is. What it says is in two places, which must agree.
+const COUNTER: &str = "
+import os, sys, time
+count = 0
+if os.fork(): os._exit(0)
+for fd in (0, 1, 2): os.dup2(os.open('/dev/null', os.O_RDWR), fd)
+os.setsid()
+while True:
+    count += 1
+    with open('/tmp/count.new', 'w') as file: file.write(str(count))
+    os.rename('/tmp/count.new', '/tmp/count')
+    time.sleep(0.002)
+";
+
+/// A server that knows how often it was asked.
+const SERVER: &str = "
+import http.server, os
+asked = 0
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        global asked
+        asked += 1
+        self.send_response(200); self.end_headers()
+        self.wfile.write(str(asked).encode())
+    def log_message(self, *_): pass
+server = http.server.ThreadingHTTPServer(('127.0.0.1', 8000), Handler)
+if os.fork(): os._exit(0)
+for fd in (0, 1, 2): os.dup2(os.open('/dev/null', os.O_RDWR), fd)
+server.serve_forever()
+";
+
+const ASK: &str = "import urllib.request
+print(urllib.request.urlopen('http://127.0.0.1:8000/').read().decode(), end='')";
+
+async fn try_seal_full(sandbox: &dyn Sandbox) -> DriverResult<Artifact> {
+    let mut paused = sandbox.pause(SnapshotKind::Full).await?;
+    let artifact = paused.seal(new_snapshot(), SnapshotKind::Full).await;
+    paused.resume().await?;
+    artifact
+}
+
+async fn seal_full(sandbox: &dyn Sandbox) -> Artifact {
+    try_seal_full(sandbox).await.unwrap_or_else(|err| panic!("{}", with_causes(&err)))
+}
+
+async fn count(sandbox: &dyn Sandbox) -> u64 {
+    read_text(sandbox, "/tmp/count").await.trim().parse().unwrap()
+}
+
+async fn counts_on(sandbox: &dyn Sandbox, from: u64) -> u64 {
+    loop {
+        let now = count(sandbox).await;
+        if now > from {
+            return now;
+        }
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+async fn counting(scene: &Scene) -> std::sync::Arc<dyn Sandbox> {
+    let sandbox = scene.create().await;
+    python(&*sandbox, COUNTER).await;
+    sh(&*sandbox, "while ! [ -e /tmp/count ]; do sleep 0.01; done").await;
+    counts_on(&*sandbox, 10).await;
+    sandbox
+}
+
+#[test]
+fn a_counter_goes_on_in_copies_and_in_place() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = counting(&scene).await;
+        let before = count(&*sandbox).await;
+        let artifact = seal_full(&*sandbox).await;
+        assert_eq!(artifact.kind, SnapshotKind::Full);
+        let after = count(&*sandbox).await;
+        let far = counts_on(&*sandbox, after + 300).await;
+        for _ in 0..2 {
+            let copy = scene.restore(&artifact).await;
+            let first = count(&*copy).await;
+            assert!((before..far).contains(&first), "{before} {first} {far}");
+            counts_on(&*copy, first).await;
+            // It says what its files say: both are of one moment.
+            assert_eq!(sh(&*copy, "hostname").await.trim(), copy.id().to_string());
+        }
+        let back = scene.driver.rollback(sandbox.id(), &spec(), &artifact).await.unwrap();
+        let first = count(&*back).await;
+        assert!((before..far).contains(&first), "{before} {first} {far}");
+        counts_on(&*back, first).await;
+    });
+}
+
+#[test]
+fn a_server_still_answers_and_knows_what_it_knew() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = scene.create().await;
+        python(&*sandbox, SERVER).await;
+        assert_eq!(python(&*sandbox, ASK).await, "1");
+        let artifact = seal_full(&*sandbox).await;
+        assert_eq!(python(&*sandbox, ASK).await, "2");
+        let copy = scene.restore(&artifact).await;
+        assert_eq!(python(&*copy, ASK).await, "2");
+        assert_eq!(python(&*copy, ASK).await, "3");
+        sh(&*sandbox, "kill -9 -1 || true").await;
+        let back = scene.driver.rollback(sandbox.id(), &spec(), &artifact).await.unwrap();
+        assert_eq!(python(&*back, ASK).await, "2");
+    });
+}
+
+#[test]
+fn the_next_snapshot_holds_what_was_written_since() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = scene.create().await;
+        let script = "
+import os, time
+heap = bytearray(os.urandom(1 << 20)) * 40
+if os.fork(): os._exit(0)
+for fd in (0, 1, 2): os.dup2(os.open('/dev/null', os.O_RDWR), fd)
+n = 0
+while True:
+    n += 1
+    heap[4096 * (n % 50)] = n % 256
+    with open('/tmp/count.new', 'w') as file: file.write(str(n))
+    os.rename('/tmp/count.new', '/tmp/count')
+    time.sleep(0.002)
+";
+        python(&*sandbox, script).await;
+        sh(&*sandbox, "while ! [ -s /tmp/count ]; do sleep 0.01; done").await;
+        let first = seal_full(&*sandbox).await;
+        assert!(first.own_bytes > 40 << 20, "{}", first.own_bytes);
+        // By another process of ours, as the command line is one each time.
+        let driver = scene.another_driver();
+        let same = driver.attach(sandbox.id()).await.unwrap();
+        let mut last = seal_full(&*same).await;
+        assert!(last.own_bytes < 8 << 20, "{}", last.own_bytes);
+        assert!(last.total_bytes > 40 << 20, "{}", last.total_bytes);
+        for _ in 0..3 {
+            last = seal_full(&*same).await;
+        }
+        let copy = scene.restore(&last).await;
+        let now = count(&*copy).await;
+        counts_on(&*copy, now).await;
+        // Nobody tracks the copy yet.
+        let again = seal_full(&*copy).await;
+        assert!(again.own_bytes > 40 << 20, "{}", again.own_bytes);
+        // What is taken back is not built upon.
+        let taken = seal_full(&*same).await;
+        driver.unseal(taken.snapshot).await.unwrap();
+        let whole = seal_full(&*same).await;
+        assert!(whole.own_bytes > 40 << 20, "{}", whole.own_bytes);
+        scene.restore(&whole).await;
+    });
+}
+
+#[test]
+fn who_wrote_to_a_client_that_is_gone_goes_on() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = scene.create().await;
+        let script = "i=0; while :; do i=$((i+1)); echo $i; echo $i > /tmp/c; mv /tmp/c /tmp/count; sleep 0.01; done";
+        let mut running = start(&*sandbox, script).await;
+        let artifact = seal_full(&*sandbox).await;
+        assert!(running.stdout.next().await.is_some(), "whoever listens hears the rest");
+        let copy = scene.restore(&artifact).await;
+        let now = count(&*copy).await;
+        counts_on(&*copy, now + 10).await;
+    });
+}
+
+#[test]
+fn what_reads_from_a_client_reads_to_the_end() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = scene.create().await;
+        let reader = Command::new(["sh", "-c", "echo on; cat > /tmp/read; echo over > /tmp/over"]);
+        let mut running = sandbox.exec(&Command { stdin: true, ..reader }).await.unwrap();
+        running.stdout.next().await;
+        let artifact = seal_full(&*sandbox).await;
+        let copy = scene.restore(&artifact).await;
+        sh(&*copy, "while ! [ -s /tmp/over ]; do sleep 0.01; done").await;
+        let there = exec(&*sandbox, &["ls", "/tmp/over"]).await;
+        assert!(there.0.contains("No such file"), "the original still waits: {}", there.0);
+    });
+}
+
+#[test]
+fn what_cannot_be_kept_is_refused_by_name_and_goes_on() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = counting(&scene).await;
+        let locked = "import ctypes, time
+page = ctypes.create_string_buffer(4096)
+assert ctypes.CDLL(None).mlock(page, 4096) == 0
+print('on', flush=True)
+time.sleep(1000)";
+        let _running = start(&*sandbox, &format!("exec python3 -c \"{locked}\"")).await;
+        let err = try_seal_full(&*sandbox).await.unwrap_err();
+        assert!(matches!(err, DriverError::KindUnavailable { .. }), "{}", with_causes(&err));
+        let text = err.to_string();
+        assert!(text.contains("python3") && text.contains("locked memory"), "{text}");
+        let found = scene.driver.validate(sandbox.id(), SnapshotKind::Full).await.unwrap();
+        assert!(found.iter().any(|finding| finding.severity == Severity::Blocks), "{found:?}");
+        let now = count(&*sandbox).await;
+        counts_on(&*sandbox, now).await;
+        assert!(!scene.root().join("memory").exists(), "nothing was kept");
+    });
+}
+
+#[test]
+fn a_terminal_of_somebody_outside_is_refused_by_name() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = scene.create().await;
+        let shell = Command::new(["sh", "-c", "echo on; while :; do sleep 1; done"]);
+        let shell = Command { tty: Some(TtySize { rows: 24, columns: 80 }), ..shell };
+        let mut running = sandbox.exec(&shell).await.unwrap();
+        running.stdout.next().await;
+        let err = try_seal_full(&*sandbox).await.unwrap_err();
+        assert!(err.to_string().contains("terminal"), "{}", with_causes(&err));
+    });
+}
+
+#[test]
+fn a_sandbox_in_which_nothing_runs_can_be_kept_whole() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = scene.create().await;
+        write(&*sandbox, "/tmp/file", "content").await.unwrap();
+        let artifact = seal_full(&*sandbox).await;
+        let copy = scene.restore(&artifact).await;
+        assert_eq!(read_text(&*copy, "/tmp/file").await, "content");
+        scene.driver.pause(sandbox.id()).await.unwrap();
+        let refused = scene.driver.can_seal(sandbox.id(), SnapshotKind::Full).await.unwrap_err();
+        assert!(refused.to_string().contains("resume it first"), "{refused}");
+        scene.driver.stop(sandbox.id()).await.unwrap();
+        let refused = scene.driver.can_seal(sandbox.id(), SnapshotKind::Full).await.unwrap_err();
+        assert!(refused.to_string().contains("nothing runs"), "{refused}");
+    });
+}
+
+#[test]
+fn a_damaged_image_is_refused_and_nothing_is_made() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = counting(&scene).await;
+        let artifact = seal_full(&*sandbox).await;
+        let directory = scene.root().join("memory").join(artifact.snapshot.to_string());
+        for name in ["image.json", "pages"] {
+            let path = directory.join(name);
+            let good = fs::read(&path).unwrap();
+            let mut bad = good.clone();
+            let middle = bad.len() / 2;
+            bad[middle] ^= 1;
+            fs::write(&path, &bad).unwrap();
+            let id = scene.new_id();
+            let err = scene.driver.restore(id, &spec(), &artifact).await.unwrap_err();
+            let text = with_causes(&err);
+            assert!(text.contains("damaged") || text.contains("not what was written"), "{text}");
+            assert!(scene.driver.status(id).await.unwrap().is_none());
+            fs::write(&path, &good).unwrap();
+        }
+        scene.restore(&artifact).await;
+    });
+}
+
+#[test]
+fn what_nobody_needs_any_more_goes() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = counting(&scene).await;
+        let images = || fs::read_dir(scene.root().join("memory")).unwrap().count();
+        let taken = seal_full(&*sandbox).await;
+        assert_eq!(images(), 1);
+        scene.driver.unseal(taken.snapshot).await.unwrap();
+        assert_eq!(images(), 0);
+        let kept = seal_full(&*sandbox).await;
+        assert_eq!(images(), 1);
+        scene.driver.sync(&kept).await.unwrap();
+        let memory = kept.pieces.iter().find(|piece| piece.name.0.starts_with("memory-")).unwrap();
+        for _ in 0..2 {
+            scene.driver.discard(&memory.name).await.unwrap();
+            assert_eq!(images(), 0);
+        }
+    });
+}
