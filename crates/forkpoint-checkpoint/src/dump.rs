@@ -26,13 +26,17 @@ use crate::{
     track::{LiesOver, Tracker},
 };
 
+mod anonymous;
 mod files;
+mod locks;
 pub(crate) mod maps;
 pub(crate) mod memory;
+mod pipe;
 pub(crate) mod proc;
 mod socket;
 mod task;
 mod terminal;
+mod watch;
 
 pub(crate) use self::task::Draft;
 use self::{
@@ -219,6 +223,7 @@ fn open_files(
         files.add(held, draft, findings).doing("read open files", held.pid)?;
     }
     files.check_pipes(findings).system("look at pipes")?;
+    files.check_pairs(&drafts, findings);
     Ok((drafts, files.files))
 }
 

@@ -29,8 +29,11 @@ use crate::{
 mod assemble;
 mod board;
 mod files;
+mod sockets;
 mod tree;
+mod watches;
 
+pub(crate) use self::assemble::record_locks;
 use self::{assemble::Assembled, board::Board};
 
 /// All that is needed to bring a tree back.

@@ -205,6 +205,9 @@ fn still_fits(process: &Process, alive: &Alive, draft: &Draft) -> Result<()> {
     if timers(alive) != timers(&draft.alive) {
         return Err(told("other timers"));
     }
+    if alive.locks != draft.alive.locks {
+        return Err(told("other locks"));
+    }
     if !alive.pending.is_empty() || alive.threads.iter().any(|thread| !thread.pending.is_empty()) {
         return Err(told("signals that waited"));
     }
@@ -238,7 +241,7 @@ fn back(
     let mut script = held.script(0, 64 << 10);
     plan.steps(&mut script);
     state(&mut script, alive).doing("assemble the steps", pid)?;
-    files::steps(&mut script, &draft.alive, alive);
+    files::steps(&mut script, &draft.alive, alive).doing("assemble the steps", pid)?;
     let outcome = held.run(0, &script).doing("lead the steps", pid)?;
     if let Some((call, source)) = outcome.failure().filter(|(call, _)| *call < plan.must_succeed) {
         return Err(Error::Step { pid, step: format!("step {call}"), source });

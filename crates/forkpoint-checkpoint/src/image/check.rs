@@ -2,7 +2,10 @@
 
 use std::collections::HashSet;
 
-use super::model::{Alive, FileKind, Life, Mapping, OpenFile, Process, Snapshot, Thread};
+use super::{
+    model::{Alive, Life, Mapping, Process, Snapshot, Thread},
+    open::{FileKind, FileLock, OpenFile, RangeLock},
+};
 use crate::{
     arch::{SPACE_END, SPACE_START},
     sys::{PAGE, task::LIMITS},
@@ -15,6 +18,8 @@ const FILES_MAX: usize = 1 << 20;
 const PID_MAX: i32 = 1 << 22;
 const NUMBER_MAX: i32 = 1 << 20;
 const TERMINAL_MAX: u32 = 1 << 20;
+const LOCKS_MAX: usize = 1 << 16;
+const WATCH_MAX: i32 = 1 << 20;
 const SIGNALS: usize = 64;
 const EXTENDED_MIN: usize = 576;
 const EXTENDED_MAX: usize = 16 << 10;
@@ -94,6 +99,8 @@ fn alive(alive: &Alive, files: &[OpenFile], pages_len: u64) -> Verdict {
     alive.threads.iter().try_for_each(thread)?;
     mappings(&alive.mappings, pages_len)?;
     let mut numbers = HashSet::new();
+    must(alive.locks.len() <= LOCKS_MAX, || "too many locks".to_owned())?;
+    alive.locks.iter().try_for_each(|lock| range_lock(&lock.range))?;
     alive.descriptors.iter().try_for_each(|descriptor| {
         must((0..NUMBER_MAX).contains(&descriptor.number), || "no such descriptor".to_owned())?;
         must(numbers.insert(descriptor.number), || "a descriptor is there twice".to_owned())?;
@@ -174,8 +181,20 @@ fn path(path: &str) -> Verdict {
     must(valid, || "a path that is none".to_owned())
 }
 
+fn range_lock(range: &RangeLock) -> Verdict {
+    let valid =
+        range.start < 1 << 63 && range.end.is_none_or(|end| range.start < end && end < 1 << 63);
+    must(valid, || "a lock of no part".to_owned())
+}
+
 fn open_file(file: &OpenFile) -> Verdict {
     const PIPE_MAX: u32 = 1 << 30;
+    must(file.locks.len() <= LOCKS_MAX, || "too many locks".to_owned())?;
+    for lock in &file.locks {
+        if let FileLock::Part(range) = lock {
+            range_lock(range)?;
+        }
+    }
     match &file.kind {
         FileKind::Path { path, position, .. } => {
             self::path(path)?;
@@ -192,7 +211,10 @@ fn open_file(file: &OpenFile) -> Verdict {
         FileKind::Poll { watched, .. } => {
             must(watched.len() <= FILES_MAX, || "too many watched descriptors".to_owned())
         }
-        FileKind::Watch { watches } => watches.iter().try_for_each(|(_, path, _)| self::path(path)),
+        FileKind::Watch { watches } => watches.iter().try_for_each(|(number, path, _)| {
+            must((1..=WATCH_MAX).contains(number), || "no such watch".to_owned())?;
+            self::path(path)
+        }),
         FileKind::Master { terminal, settings, .. } => {
             let valid = *terminal < TERMINAL_MAX && settings.0.len() <= 128;
             must(valid, || "no such terminal".to_owned())
@@ -204,13 +226,16 @@ fn open_file(file: &OpenFile) -> Verdict {
             must(listener.address.0.len() <= 128, || "no such address".to_owned())
         }
         FileKind::Datagram(socket) => {
-            let fits = socket.address.as_ref().is_none_or(|address| address.0.len() <= 128);
-            must(fits, || "no such address".to_owned())
+            let mut all = socket.address.iter().chain(&socket.peer);
+            must(all.all(|address| address.0.len() <= 128), || "no such address".to_owned())
+        }
+        FileKind::Pair { address, shut, .. } => {
+            let fits = address.0.len() <= 128 && *shut <= 3;
+            must(fits, || "no such end of a connection".to_owned())
         }
         FileKind::Deleted { .. }
         | FileKind::Event { .. }
         | FileKind::Timer { .. }
-        | FileKind::Signal { .. }
-        | FileKind::Pair { .. } => Ok(()),
+        | FileKind::Signal { .. } => Ok(()),
     }
 }

@@ -63,6 +63,7 @@ fn alive(pid: i32, stored: Vec<Stored>) -> Alive {
         subreaper: false,
         dumpable: 1,
         oom_score_adj: 0,
+        locks: Vec::new(),
     }
 }
 
@@ -92,7 +93,7 @@ fn snapshot(stored: Vec<Stored>) -> Snapshot {
             process(2, 1, Life::Alive(Box::new(alive(2, stored)))),
             process(3, 2, Life::Dead { status: 256 }),
         ],
-        files: vec![OpenFile { flags: 2, kind: path }],
+        files: vec![OpenFile { locks: Vec::new(), flags: 2, kind: path }],
     }
 }
 

@@ -4,8 +4,10 @@
 
 mod killed;
 mod kinds;
+mod locks;
 mod memory;
 mod place;
+mod programs;
 mod refusals;
 mod rollbacks;
 mod rounds;
