@@ -33,6 +33,7 @@ pub(crate) mod maps;
 pub(crate) mod memory;
 mod pipe;
 pub(crate) mod proc;
+pub(crate) mod shared;
 mod socket;
 mod task;
 mod terminal;
@@ -218,7 +219,8 @@ fn open_files(
     inside: HashMap<i32, i32>,
     findings: &mut Findings,
 ) -> Result<(Vec<Draft>, Vec<OpenFile>)> {
-    let mut files = Files::new(tree.init, inside).doing("open the root", tree.init)?;
+    let mapped = shared::mapped(&drafts);
+    let mut files = Files::new(tree.init, inside, mapped).doing("open the root", tree.init)?;
     for (held, draft) in frozen.processes.iter().zip(&mut drafts) {
         files.add(held, draft, findings).doing("read open files", held.pid)?;
     }
@@ -234,6 +236,8 @@ fn read(tree: &Tree, frozen: &mut Frozen, mut tracker: Option<&mut Tracker>) -> 
     check_sharing(tree, frozen, &drafts, &mut findings)?;
     let (mut drafts, files) = open_files(tree, frozen, drafts, inside.clone(), &mut findings)?;
     let dead = dead(frozen, &inside)?;
+    let doors = shared::doors(frozen, &drafts, &files);
+    let memories = shared::look(&doors, &mut findings).system("look at shared memory")?;
     findings.verdict()?;
 
     let mut findings = Findings::default();
@@ -251,10 +255,15 @@ fn read(tree: &Tree, frozen: &mut Frozen, mut tracker: Option<&mut Tracker>) -> 
         let copied = copy(held, draft, tracker.as_deref_mut(), lies_over, &mut pages);
         copied.doing("copy the memory", held.pid)?;
     }
+    let memories = memories.into_iter().map(|(mut memory, file)| {
+        shared::copy(&mut memory, &file, &mut pages).system("copy shared memory")?;
+        Ok(memory)
+    });
+    let memories = memories.collect::<Result<_>>()?;
     let machine = machine(&drafts).system("look at this machine")?;
     let mut processes = processes(drafts, &inside);
     processes.extend(dead);
-    let snapshot = Snapshot { machine, processes, files };
+    let snapshot = Snapshot { machine, processes, files, memories };
     Ok(Captured { snapshot, pause: Duration::ZERO, pages, parent })
 }
 

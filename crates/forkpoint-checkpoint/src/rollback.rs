@@ -6,7 +6,7 @@
 //! the caller restores as well: what they held was to be thrown away.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     fs::File,
     io,
     os::unix::fs::FileExt as _,
@@ -16,11 +16,12 @@ use std::{
 use crate::{
     arch,
     coverage::{Findings, Whose},
-    dump::{self, CaptureSpec, Draft, maps::Maps, memory::populated},
+    dump::{self, CaptureSpec, Draft, maps::Maps, memory::populated, shared::Door},
     error::{Doing as _, Error, Result},
     freeze::{Frozen, Held, Tree, freeze},
-    image::{Alive, Chain, Mapping, MappingKind, Process, Snapshot},
+    image::{Alive, Chain, Mapping, MappingKind, MemoryId, Process, Snapshot},
     ranges::{self, Range},
+    restore,
     script::Script,
     sys::{self, Deadline, Patience, ptrace},
     track::{Tracker, is_trackable, written},
@@ -88,6 +89,8 @@ struct Plan<'a> {
     drafts: Vec<Option<Draft>>,
     /// Numbers of those that end, and of their parents.
     new: Vec<(i32, i32)>,
+    /// Ways to memory that is shared.
+    doors: BTreeMap<MemoryId, Door>,
 }
 
 impl<'a> Plan<'a> {
@@ -129,9 +132,14 @@ impl<'a> Plan<'a> {
                 return Err(not_in_place("its memory is not tracked any more"));
             }
         }
+        let doors = dump::shared::doors(frozen, &drafts, &files);
+        if let Some(gone) = snapshot.memories.iter().find(|memory| !doors.contains_key(&memory.id))
+        {
+            return Err(not_in_place(format!("shared memory `{}` is gone", gone.name)));
+        }
         let drafts =
             drafts.into_iter().map(|draft| known.contains(&draft.whose.pid).then_some(draft));
-        Ok(Self { snapshot, drafts: drafts.collect(), new })
+        Ok(Self { snapshot, drafts: drafts.collect(), new, doors })
     }
 
     fn run(
@@ -142,6 +150,13 @@ impl<'a> Plan<'a> {
         deadline: Deadline,
     ) -> Result<RolledBack> {
         let mut done = RolledBack { ended: self.new.len(), ..RolledBack::default() };
+        for memory in &self.snapshot.memories {
+            let door = self.doors.get(&memory.id).ok_or_else(|| not_in_place("memory is gone"))?;
+            let file = File::options().read(true).write(true).open(&door.path);
+            let filled = file.and_then(|file| restore::shared::fill(&file, memory, chain));
+            filled.system("write shared memory")?;
+            done.memory_bytes += memory.stored.iter().map(|s| s.end - s.start).sum::<u64>();
+        }
         self.end_new(frozen, deadline)?;
         for (held, draft) in frozen.processes.iter_mut().zip(&mut self.drafts) {
             let Some(draft) = draft else { continue };

@@ -3,7 +3,7 @@
 //! Descriptors are copied here (`pidfd_getfd`) and looked at; nothing is done with them that could wait.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs, io,
     os::{
         fd::{AsFd as _, AsRawFd as _, OwnedFd},
@@ -25,9 +25,9 @@ use super::{
     terminal, watch,
 };
 use crate::{
-    coverage::{self, DEVICES, Findings, Whose},
+    coverage::{DEVICES, Findings, Whose},
     freeze::Held,
-    image::{Bytes, Descriptor, FileKind, OpenFile},
+    image::{Bytes, Descriptor, FileKind, MemoryId, OpenFile},
     sys,
 };
 
@@ -53,10 +53,16 @@ pub(super) struct Files {
     sockets: UnixSockets,
     /// Groups of terminals are told by their numbers outside.
     inside: HashMap<i32, i32>,
+    /// Files without a name that are mapped.
+    mapped: HashSet<MemoryId>,
 }
 
 impl Files {
-    pub(super) fn new(init: i32, inside: HashMap<i32, i32>) -> io::Result<Self> {
+    pub(super) fn new(
+        init: i32,
+        inside: HashMap<i32, i32>,
+        mapped: HashSet<MemoryId>,
+    ) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(format!("/proc/{init}/root"), flags, Mode::empty())?;
         Ok(Self {
@@ -68,6 +74,7 @@ impl Files {
             root,
             sockets: UnixSockets::of(init),
             inside,
+            mapped,
         })
     }
 
@@ -171,8 +178,9 @@ impl Files {
     }
 
     fn path(&self, seen: &Seen<'_>) -> Result<FileKind, String> {
-        if seen.name.starts_with("/memfd:") {
-            return Err(coverage::mapping(seen.name).to_owned());
+        let memory = (seen.stat.st_dev, seen.stat.st_ino);
+        if seen.name.starts_with("/memfd:") || self.mapped.contains(&memory) {
+            return Ok(FileKind::Memory { memory, position: seen.info.position() });
         }
         let directory = FileType::from_raw_mode(seen.stat.st_mode) == FileType::Directory;
         if seen.stat.st_nlink == 0 && !directory {

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::{
-    model::{Alive, Life, Mapping, Process, Snapshot, Thread},
+    model::{Alive, Life, Mapping, MappingKind, Memory, Process, Snapshot, Stored, Thread},
     open::{FileKind, FileLock, OpenFile, RangeLock},
 };
 use crate::{
@@ -34,7 +34,7 @@ fn must(holds: bool, what: impl FnOnce() -> String) -> Verdict {
 }
 
 pub(super) fn snapshot(snapshot: &Snapshot, pages_len: u64) -> Verdict {
-    let Snapshot { processes, files, machine: _ } = snapshot;
+    let Snapshot { processes, files, memories, machine: _ } = snapshot;
     must(processes.len() <= PROCESSES_MAX, || "too many processes".to_owned())?;
     must(files.len() <= FILES_MAX, || "too many open files".to_owned())?;
     must(pages_len.is_multiple_of(PAGE), || "half a page".to_owned())?;
@@ -54,7 +54,35 @@ pub(super) fn snapshot(snapshot: &Snapshot, pages_len: u64) -> Verdict {
     }
     files.iter().enumerate().try_for_each(|(index, file)| {
         open_file(file).map_err(|why| format!("open file {index}: {why}"))
-    })
+    })?;
+    memories.iter().try_for_each(|memory| self::memory(memory, pages_len))?;
+    no_memory_is_missing(snapshot)
+}
+
+fn memory(memory: &Memory, pages_len: u64) -> Verdict {
+    let told = |what: &str| format!("memory {:?}: {what}", memory.id);
+    must(memory.len_bytes < 1 << 47, || told("no such length"))?;
+    must(memory.name.len() < 250 && !memory.name.contains('\0'), || told("no such name"))?;
+    must(memory.mode <= 0o7777 && memory.seals < 1 << 8, || told("no such state"))?;
+    let inside =
+        |start, end| is_range(start, end) && end <= memory.len_bytes.next_multiple_of(PAGE);
+    stored(&memory.stored, inside, pages_len).map_err(|why| told(&why))
+}
+
+fn no_memory_is_missing(snapshot: &Snapshot) -> Verdict {
+    let all: HashSet<_> = snapshot.memories.iter().map(|memory| memory.id).collect();
+    must(all.len() == snapshot.memories.len(), || "a memory is there twice".to_owned())?;
+    let alive = snapshot.processes.iter().filter_map(Process::alive);
+    let mapped = alive.flat_map(|alive| &alive.mappings).filter_map(|m| match &m.kind {
+        MappingKind::Memory { memory, .. } => Some(memory),
+        _ => None,
+    });
+    let opened = snapshot.files.iter().filter_map(|file| match &file.kind {
+        FileKind::Memory { memory, .. } => Some(memory),
+        _ => None,
+    });
+    let known = mapped.chain(opened).all(|id| all.contains(id));
+    must(known, || "a memory is missing".to_owned())
 }
 
 fn tree(process: &Process, seen: &mut HashSet<i32>, numbers: &mut HashSet<i32>) -> Verdict {
@@ -140,14 +168,18 @@ fn mappings(mappings: &[Mapping], pages_len: u64) -> Verdict {
         must(mapping.access <= 7, || told("no such access"))?;
         last = mapping.end;
         ranges(mapping, pages_len).map_err(|why| told(&why))?;
-        if let super::MappingKind::Private { path, offset, .. }
-        | super::MappingKind::Shared { path, offset, .. } = &mapping.kind
-        {
-            self::path(path)?;
-            must(offset.is_multiple_of(PAGE) && *offset < 1 << 62, || {
-                told("no such place in its file")
-            })?;
-        }
+        let offset = match &mapping.kind {
+            MappingKind::Private { path, offset, .. }
+            | MappingKind::Shared { path, offset, .. } => {
+                self::path(path)?;
+                *offset
+            }
+            MappingKind::Memory { offset, .. } => *offset,
+            MappingKind::Anonymous { .. } => 0,
+        };
+        must(offset.is_multiple_of(PAGE) && offset < 1 << 62, || {
+            told("no such place in its file")
+        })?;
     }
     Ok(())
 }
@@ -163,8 +195,12 @@ fn ranges(mapping: &Mapping, pages_len: u64) -> Verdict {
         must(inside(*start, *end) && last <= *start, || "pages out of order".to_owned())?;
         last = *end;
     }
-    last = 0;
-    for stored in &mapping.stored {
+    stored(&mapping.stored, inside, pages_len)
+}
+
+fn stored(all: &[Stored], inside: impl Fn(u64, u64) -> bool, pages_len: u64) -> Verdict {
+    let mut last = 0;
+    for stored in all {
         let in_order = inside(stored.start, stored.end) && last <= stored.start;
         must(in_order, || "stored pages out of order".to_owned())?;
         last = stored.end;
@@ -196,6 +232,9 @@ fn open_file(file: &OpenFile) -> Verdict {
         }
     }
     match &file.kind {
+        FileKind::Memory { position, .. } => {
+            must(*position < 1 << 63, || "no such position".to_owned())
+        }
         FileKind::Path { path, position, .. } => {
             self::path(path)?;
             must(*position < 1 << 63, || "no such position".to_owned())

@@ -19,6 +19,9 @@ pub struct Snapshot {
     pub processes: Vec<Process>,
     /// Open files; descriptors of any process point here.
     pub files: Vec<OpenFile>,
+    /// Memory that is a file without a name; mappings and open files point here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memories: Vec<Memory>,
 }
 
 /// Where it was captured: kernel memory is not portable.
@@ -165,6 +168,29 @@ pub enum MappingKind {
         offset: u64,
         writable: bool,
     },
+    /// A [`Memory`], changed through it or seen privately.
+    Memory {
+        memory: MemoryId,
+        offset: u64,
+        private: bool,
+    },
+}
+
+/// Device and inode, when it was captured.
+pub type MemoryId = (u64, u64);
+
+/// A file that has no name, mapped: memory that processes share, `memfd`, a deleted file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    pub id: MemoryId,
+    /// As `memfd_create` was given it.
+    pub name: String,
+    pub len_bytes: u64,
+    pub mode: u32,
+    /// What must not be done with it any more.
+    pub seals: u32,
+    /// What is not empty of it; all of that is in this image.
+    pub stored: Vec<Stored>,
 }
 
 /// A range of pages, and where in the pages of the image it begins.

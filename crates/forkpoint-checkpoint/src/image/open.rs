@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::model::Bytes;
+use super::model::{Bytes, MemoryId};
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OpenFile {
@@ -30,6 +30,11 @@ pub enum FileKind {
         position: u64,
         mode: u32,
         inode: u64,
+    },
+    /// A [`Memory`](super::Memory).
+    Memory {
+        memory: MemoryId,
+        position: u64,
     },
     /// One end; both have the same number.
     Pipe {

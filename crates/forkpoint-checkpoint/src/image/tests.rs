@@ -93,6 +93,7 @@ fn snapshot(stored: Vec<Stored>) -> Snapshot {
             process(2, 1, Life::Alive(Box::new(alive(2, stored)))),
             process(3, 2, Life::Dead { status: 256 }),
         ],
+        memories: Vec::new(),
         files: vec![OpenFile { locks: Vec::new(), flags: 2, kind: path }],
     }
 }

@@ -176,6 +176,13 @@ fn map(
         MappingKind::Private { path, offset, .. } => {
             (private, numbers.mapped(path)? as u64, *offset)
         }
+        MappingKind::Memory { memory, offset, private: true } => {
+            (private, numbers.memory(memory)? as u64, *offset)
+        }
+        MappingKind::Memory { memory, offset, private: false } => {
+            let shared = (libc::MAP_SHARED | libc::MAP_FIXED) as u64;
+            (shared, numbers.memory(memory)? as u64, *offset)
+        }
         MappingKind::Shared { path, offset, .. } => {
             let shared = (libc::MAP_SHARED | libc::MAP_FIXED) as u64;
             (shared, numbers.mapped(path)? as u64, *offset)

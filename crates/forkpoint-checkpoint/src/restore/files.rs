@@ -17,7 +17,7 @@ use rustix::{
     process::{Resource, Rlimit, getrlimit, setrlimit},
 };
 
-use super::{Numbers, Plan, sockets, watches};
+use super::{Numbers, Plan, shared, sockets, watches};
 use crate::{
     coverage::DEVICES,
     error::{Doing as _, Error, Result},
@@ -32,6 +32,11 @@ pub(super) fn open_all(plan: &Plan<'_>) -> Result<()> {
         copy_to(from, to).system("keep the pages open")?;
     }
     mapped_files(plan)?;
+    for memory in &plan.snapshot().memories {
+        let fd = shared::make(memory, plan.chain).system("make shared memory")?;
+        let number = plan.numbers.memory(&memory.id).system("make shared memory")?;
+        place(fd, number).system("place a descriptor")?;
+    }
     let mut opener = Opener::new(plan);
     for (index, file) in plan.snapshot().files.iter().enumerate() {
         let fd = opener.open(file).map_err(|source| {
@@ -212,6 +217,12 @@ impl<'a> Opener<'a> {
                 rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(*position))?;
                 Ok(fd)
             }
+            FileKind::Memory { memory, position } => {
+                let number = self.plan.numbers.memory(memory)?;
+                let fd = reopen(number, flags.difference(OFlags::TMPFILE | OFlags::NOFOLLOW))?;
+                rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(*position))?;
+                Ok(fd)
+            }
             FileKind::Pipe { pipe, capacity, content } => {
                 self.pipe(*pipe, *capacity, content, flags)
             }
@@ -258,9 +269,8 @@ impl<'a> Opener<'a> {
             file.write_all(&content.0)?;
             place.insert(file.into());
         }
-        let path = format!("/proc/self/fd/{}", self.deleted[&inode].as_raw_fd());
-        let flags = flags.difference(OFlags::TMPFILE | OFlags::NOFOLLOW) | OFlags::CLOEXEC;
-        Ok(rustix::fs::open(path, flags, Mode::empty())?)
+        let flags = flags.difference(OFlags::TMPFILE | OFlags::NOFOLLOW);
+        reopen(self.deleted[&inode].as_raw_fd(), flags)
     }
 
     fn pipe(
@@ -281,8 +291,7 @@ impl<'a> Opener<'a> {
         }
         let is_writer = flags.contains(OFlags::WRONLY);
         // Each open file of the image is an open file of its own, also where several are one end.
-        let path = format!("/proc/self/fd/{}", if is_writer { writer } else { reader }.as_raw_fd());
-        Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
+        reopen(if is_writer { writer } else { reader }.as_raw_fd(), flags)
     }
 
     /// Opened at both ends first, so that nobody waits for the other.
@@ -365,6 +374,12 @@ fn write_now(fd: &OwnedFd, mut bytes: &[u8]) -> io::Result<()> {
         bytes = &bytes[len..];
     }
     Ok(fcntl_setfl(fd, OFlags::empty())?)
+}
+
+/// The same file, opened once more.
+fn reopen(number: RawFd, flags: OFlags) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{number}");
+    Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
 }
 
 fn lock_whole(fd: &OwnedFd, lock: Lock) -> io::Result<()> {

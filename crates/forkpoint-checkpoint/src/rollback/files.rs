@@ -38,7 +38,7 @@ pub(super) fn still_fit(
 
 /// Whether one can become the other: what else differs is set by [`positions`].
 fn is_same(was: &OpenFile, is: &OpenFile) -> bool {
-    use FileKind::{Deleted, Event, Fifo, Path, Pipe, Timer};
+    use FileKind::{Deleted, Event, Fifo, Memory, Path, Pipe, Timer};
     (was.flags, &was.locks) == (is.flags, &is.locks)
         && match (&was.kind, &is.kind) {
             (Path { path: a, lock: b, .. }, Path { path: c, lock: d, .. }) => (a, b) == (c, d),
@@ -47,6 +47,7 @@ fn is_same(was: &OpenFile, is: &OpenFile) -> bool {
             }
             (Pipe { pipe: a, .. }, Pipe { pipe: b, .. })
             | (Fifo { pipe: a, .. }, Fifo { pipe: b, .. }) => a == b,
+            (Memory { memory: a, .. }, Memory { memory: b, .. }) => a == b,
             (Event { semaphore: a, .. }, Event { semaphore: b, .. }) => a == b,
             (Timer { clock: a, .. }, Timer { clock: b, .. }) => a == b,
             (was, is) => was == is,
@@ -69,7 +70,8 @@ pub(super) fn positions(held: &Held, was: &Alive, snapshot: &Snapshot) -> io::Re
         let pull = || pidfd_getfd(&held.pidfd, descriptor.number, PidfdGetfdFlags::empty());
         match &snapshot.files[descriptor.file].kind {
             FileKind::Path { position, directory: false, .. }
-            | FileKind::Deleted { position, .. } => {
+            | FileKind::Deleted { position, .. }
+            | FileKind::Memory { position, .. } => {
                 // A device has no place.
                 let _ = seek(pull()?, SeekFrom::Start(*position));
             }

@@ -6,11 +6,11 @@ use crate::{
 };
 
 /// What the program says when it is asked, before and after.
-fn answers(program: &str, answer: &str) {
+pub(crate) fn answers(program: &str, answer: &str) {
     let mut place = Place::new();
     let program = format!(
         "
-import ctypes, fcntl, os, select, signal, socket, stat, struct, time
+import ctypes, fcntl, mmap, os, select, signal, socket, stat, struct, time
 libc = ctypes.CDLL(None, use_errno=True)
 {program}
 open('/mnt/ready', 'w').write('1')

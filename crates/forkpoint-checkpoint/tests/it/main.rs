@@ -11,6 +11,7 @@ mod programs;
 mod refusals;
 mod rollbacks;
 mod rounds;
+mod shared;
 mod shells;
 mod sockets;
 mod terminals;

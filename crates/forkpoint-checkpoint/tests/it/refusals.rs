@@ -51,19 +51,6 @@ fn a_connection_is_refused() {
 }
 
 #[test]
-fn shared_anonymous_memory_is_refused() {
-    let found = refused("m = mmap.mmap(-1, 8192)");
-    assert!(found.thing.starts_with("memory /dev/zero (deleted) at 0x"), "{}", found.thing);
-    assert!(found.reason.contains("use a file instead"), "{}", found.reason);
-}
-
-#[test]
-fn memory_with_a_descriptor_is_refused() {
-    let found = refused("f = os.memfd_create('x')");
-    assert!(found.thing.starts_with("`/memfd:x (deleted)` (descriptor"), "{}", found.thing);
-}
-
-#[test]
 fn a_file_that_was_replaced_is_refused() {
     let thing = "kept = open('/mnt/a', 'w'); open('/mnt/b', 'w'); os.link('/mnt/a', '/mnt/c'); os.rename('/mnt/b', '/mnt/a')";
     let found = refused(thing);
@@ -131,4 +118,13 @@ fn datagrams_that_wait_are_refused() {
     let thing = "a = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); a.bind(('127.0.0.1', 99)); a.sendto(b'', ('127.0.0.1', 99))";
     let found = refused(thing);
     assert!(found.reason.contains("something came that was not read yet"), "{}", found.reason);
+}
+
+#[test]
+fn shared_memory_of_system_v_is_refused() {
+    let thing =
+        "libc.shmat.restype = ctypes.c_void_p; libc.shmat(libc.shmget(0, 8192, 0o1600), None, 0)";
+    let found = refused(thing);
+    assert!(found.thing.starts_with("memory /SYSV00000000 (deleted) at 0x"), "{}", found.thing);
+    assert!(found.reason.contains("System V"), "{}", found.reason);
 }
