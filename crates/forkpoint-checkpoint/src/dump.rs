@@ -26,12 +26,14 @@ use crate::{
     track::{LiesOver, Tracker},
 };
 
+mod advice;
 mod anonymous;
 mod files;
 mod locks;
 pub(crate) mod maps;
 pub(crate) mod memory;
 mod pipe;
+mod polls;
 pub(crate) mod proc;
 pub(crate) mod shared;
 mod socket;
@@ -41,6 +43,7 @@ mod watch;
 
 pub(crate) use self::task::Draft;
 use self::{
+    advice::Advice,
     files::Files,
     memory::Pages,
     proc::{Stat, Status},
@@ -162,14 +165,16 @@ fn run(
 ) -> Result<Captured> {
     let deadline = Deadline::after(spec.patience);
     let mut moment = Some(moment);
+    let mut advice = Advice::look(tree);
     loop {
         let start = sys::now();
         let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
-        let result = read(tree, &mut frozen, tracker.as_deref_mut()).and_then(|captured| {
-            let done = moment.take().map_or(Ok(()), |moment| moment());
-            done.system("do what was to be done meanwhile")?;
-            Ok(captured)
-        });
+        let result =
+            read(tree, &mut frozen, &mut advice, tracker.as_deref_mut()).and_then(|captured| {
+                let done = moment.take().map_or(Ok(()), |moment| moment());
+                done.system("do what was to be done meanwhile")?;
+                Ok(captured)
+            });
         frozen.thaw();
         let pause = sys::now().saturating_sub(start);
         match result {
@@ -226,14 +231,23 @@ fn open_files(
     }
     files.check_pipes(findings).system("look at pipes")?;
     files.check_pairs(&drafts, findings);
+    files.find_polled(frozen, &drafts, findings).system("look at polls")?;
     Ok((drafts, files.files))
 }
 
-fn read(tree: &Tree, frozen: &mut Frozen, mut tracker: Option<&mut Tracker>) -> Result<Captured> {
+fn read(
+    tree: &Tree,
+    frozen: &mut Frozen,
+    advice: &mut Advice,
+    mut tracker: Option<&mut Tracker>,
+) -> Result<Captured> {
     let mut findings = Findings::default();
-    let drafts = drafts(tree, frozen, &mut findings)?;
+    let mut drafts = drafts(tree, frozen, &mut findings)?;
     let inside = inside(frozen, &drafts);
     check_sharing(tree, frozen, &drafts, &mut findings)?;
+    for (held, draft) in frozen.processes.iter().zip(&mut drafts) {
+        advice.note(held.pid, draft, &mut findings).doing("read the mappings", held.pid)?;
+    }
     let (mut drafts, files) = open_files(tree, frozen, drafts, inside.clone(), &mut findings)?;
     let dead = dead(frozen, &inside)?;
     let doors = shared::doors(frozen, &drafts, &files);

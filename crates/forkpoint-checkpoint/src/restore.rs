@@ -20,7 +20,7 @@ use crate::{
     error::{Doing as _, Error, Result},
     freeze::{Frozen, Held, Tree, freeze},
     hand::{Reins, quiet_signal},
-    image::{Alive, Chain, MappingKind, MemoryId, Process, Snapshot},
+    image::{Alive, Chain, FileKind, MappingKind, MemoryId, Process, Snapshot},
     ranges::Range,
     script::{Call, Outcome},
     sys::{Deadline, Patience, ptrace, task::threads_here},
@@ -34,7 +34,7 @@ mod sockets;
 mod tree;
 mod watches;
 
-pub(crate) use self::assemble::record_locks;
+pub(crate) use self::assemble::{advise, record_locks};
 use self::{assemble::Assembled, board::Board};
 
 /// All that is needed to bring a tree back.
@@ -64,6 +64,11 @@ impl Numbers {
     fn new(snapshot: &Snapshot, chain: &Chain) -> Self {
         let alive = || snapshot.processes.iter().filter_map(Process::alive);
         let highest = alive().flat_map(|alive| alive.descriptors.iter().map(|d| d.number)).max();
+        let polled = snapshot.files.iter().flat_map(|file| match &file.kind {
+            FileKind::Poll { watched, .. } => watched.as_slice(),
+            _ => &[],
+        });
+        let highest = highest.max(polled.map(|(number, ..)| *number).max());
         // Nor may the images' own be overwritten before they are copied.
         let of_images = chain.images().iter().map(|image| image.pages.as_raw_fd()).max();
         let base = highest.max(of_images).map_or(0, |number| number + 1).max(Self::LOWEST);

@@ -255,6 +255,7 @@ fn back(
     }
     let mut script = held.script(0, 64 << 10);
     plan.steps(&mut script);
+    forks(&mut script, alive);
     state(&mut script, alive).doing("assemble the steps", pid)?;
     files::steps(&mut script, &draft.alive, alive).doing("assemble the steps", pid)?;
     let outcome = held.run(0, &script).doing("lead the steps", pid)?;
@@ -306,6 +307,20 @@ fn registers(held: &mut Held, draft: &Draft, alive: &Alive) -> io::Result<()> {
         task.moved = true;
     }
     Ok(())
+}
+
+/// Which memory a child has, whatever was told meanwhile: asking what was told would take longer.
+fn forks(script: &mut Script, alive: &Alive) {
+    const KEEP_ON_FORK: i32 = 19;
+    for mapping in &alive.mappings {
+        let (start, len) = (mapping.start, mapping.len());
+        for (no, yes) in
+            [(libc::MADV_DONTFORK, libc::MADV_DOFORK), (libc::MADV_WIPEONFORK, KEEP_ON_FORK)]
+        {
+            let advice = if mapping.advice.contains(&no) { no } else { yes };
+            script.call(libc::SYS_madvise, &[start, len, advice as u64]);
+        }
+    }
 }
 
 /// What a process has once.
@@ -423,6 +438,7 @@ impl MemoryPlan {
             let flags = if grows { flags | libc::MAP_GROWSDOWN } else { flags };
             let (len, access) = (was.len(), was.access.into());
             script.call(libc::SYS_mmap, &[was.start, len, access, flags as u64, u64::MAX, 0]);
+            restore::advise(&mut script, was);
         }
         match held.run(0, &script)?.failure() {
             Some((_, err)) => Err(err),

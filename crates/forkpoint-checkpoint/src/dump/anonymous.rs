@@ -27,7 +27,8 @@ pub(super) fn kind(kind: &str, seen: &Seen<'_>) -> Result<FileKind, String> {
         "[signalfd]" => Ok(FileKind::Signal { mask: hex(field("sigmask:")?)? }),
         "[eventpoll]" => {
             let watched = seen.info.lines("tfd:").map(watched).collect::<Option<Vec<_>>>();
-            Ok(FileKind::Poll { owner: seen.number, watched: watched.ok_or_else(odd)? })
+            let (owner, targets) = (seen.number, Vec::new());
+            Ok(FileKind::Poll { owner, watched: watched.ok_or_else(odd)?, targets })
         }
         kind => Err(coverage::anonymous(kind).to_owned()),
     }

@@ -45,7 +45,7 @@ pub(super) struct Files {
     pub(super) files: Vec<OpenFile>,
     /// Device and inode, to find the same file faster than by comparing with all.
     index: HashMap<(u64, u64), Vec<usize>>,
-    holders: Vec<Holder>,
+    pub(super) holders: Vec<Holder>,
     inodes: Vec<u64>,
     /// Ends of pipes that somebody outside could still use.
     half_pipes: Vec<(usize, u64, bool, Whose)>,
@@ -105,7 +105,6 @@ impl Files {
                 draft.alive.descriptors.push(Descriptor { number, file, close_on_exec });
             }
         }
-        self.check_polls(pid, draft, findings);
         Ok(())
     }
 
@@ -202,24 +201,6 @@ impl Files {
         let found = openat2(&self.root, name, flags, Mode::empty(), confined).and_then(fstat);
         let wanted = (seen.stat.st_dev, seen.stat.st_ino);
         found.is_ok_and(|found| (found.st_dev, found.st_ino) == wanted)
-    }
-
-    /// What a poll watches must be what its process has under that number.
-    fn check_polls(&self, pid: i32, draft: &Draft, findings: &mut Findings) {
-        for descriptor in &draft.alive.descriptors {
-            let file = &self.files[descriptor.file];
-            let FileKind::Poll { watched, .. } = &file.kind else { continue };
-            if self.holders[descriptor.file] != (pid, descriptor.number) {
-                continue;
-            }
-            for (number, ..) in watched {
-                let has = draft.alive.descriptors.iter().any(|other| other.number == *number);
-                if !has {
-                    let thing = format!("a poll of descriptor {number}, which it has not");
-                    findings.refuse(&draft.whose, thing, "somebody else's is not captured");
-                }
-            }
-        }
     }
 
     /// Pipes must have both ends here, unless the other is closed. `outside` tells of those that the

@@ -98,6 +98,8 @@ impl Maps {
             kind,
             pages: Vec::new(),
             stored: Vec::new(),
+            advice: Vec::new(),
+            guards: Vec::new(),
         });
     }
 }

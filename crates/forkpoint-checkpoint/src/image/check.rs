@@ -20,6 +20,7 @@ const NUMBER_MAX: i32 = 1 << 20;
 const TERMINAL_MAX: u32 = 1 << 20;
 const LOCKS_MAX: usize = 1 << 16;
 const WATCH_MAX: i32 = 1 << 20;
+const ADVICE: [i32; 8] = [1, 2, 10, 12, 14, 15, 16, 18];
 const SIGNALS: usize = 64;
 const EXTENDED_MIN: usize = 576;
 const EXTENDED_MAX: usize = 16 << 10;
@@ -53,7 +54,7 @@ pub(super) fn snapshot(snapshot: &Snapshot, pages_len: u64) -> Verdict {
         }
     }
     files.iter().enumerate().try_for_each(|(index, file)| {
-        open_file(file).map_err(|why| format!("open file {index}: {why}"))
+        open_file(file, files.len()).map_err(|why| format!("open file {index}: {why}"))
     })?;
     memories.iter().try_for_each(|memory| self::memory(memory, pages_len))?;
     no_memory_is_missing(snapshot)
@@ -195,6 +196,11 @@ fn ranges(mapping: &Mapping, pages_len: u64) -> Verdict {
         must(inside(*start, *end) && last <= *start, || "pages out of order".to_owned())?;
         last = *end;
     }
+    must(mapping.advice.iter().all(|advice| ADVICE.contains(advice)), || {
+        "no such advice".to_owned()
+    })?;
+    let guards = mapping.guards.iter().all(|(start, end)| inside(*start, *end));
+    must(guards, || "guards elsewhere".to_owned())?;
     stored(&mapping.stored, inside, pages_len)
 }
 
@@ -223,7 +229,7 @@ fn range_lock(range: &RangeLock) -> Verdict {
     must(valid, || "a lock of no part".to_owned())
 }
 
-fn open_file(file: &OpenFile) -> Verdict {
+fn open_file(file: &OpenFile, files: usize) -> Verdict {
     const PIPE_MAX: u32 = 1 << 30;
     must(file.locks.len() <= LOCKS_MAX, || "too many locks".to_owned())?;
     for lock in &file.locks {
@@ -247,8 +253,14 @@ fn open_file(file: &OpenFile) -> Verdict {
             let fits = content.0.len() as u64 <= u64::from(*capacity) && *capacity <= PIPE_MAX;
             must(fits, || "more than fits into a pipe".to_owned())
         }
-        FileKind::Poll { watched, .. } => {
-            must(watched.len() <= FILES_MAX, || "too many watched descriptors".to_owned())
+        FileKind::Poll { watched, targets, .. } => {
+            must(watched.len() <= FILES_MAX, || "too many watched descriptors".to_owned())?;
+            let numbers = watched.iter().all(|(number, ..)| (0..NUMBER_MAX).contains(number));
+            must(numbers, || "no such descriptor".to_owned())?;
+            let known = targets.is_empty() || targets.len() == watched.len();
+            must(known && targets.iter().all(|target| *target < files), || {
+                "a poll of no open file".to_owned()
+            })
         }
         FileKind::Watch { watches } => watches.iter().try_for_each(|(number, path, _)| {
             must((1..=WATCH_MAX).contains(number), || "no such watch".to_owned())?;

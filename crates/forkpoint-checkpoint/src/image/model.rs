@@ -148,6 +148,12 @@ pub struct Mapping {
     pub pages: Vec<(u64, u64)>,
     /// Which of them are in this image, and where; the others are in the images that it lies over.
     pub stored: Vec<Stored>,
+    /// What the kernel was told about it (`madvise`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub advice: Vec<i32>,
+    /// Ranges that nobody may touch.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guards: Vec<(u64, u64)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

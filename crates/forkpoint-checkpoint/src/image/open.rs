@@ -62,10 +62,13 @@ pub enum FileKind {
     Signal {
         mask: u64,
     },
-    /// Descriptor of the owner, events, data.
+    /// Descriptor, events, data; it may be another's by now.
     Poll {
         owner: i32,
         watched: Vec<(i32, u32, u64)>,
+        /// Open files that are watched, one for each.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        targets: Vec<usize>,
     },
     /// One end of a pair or a connection; each knows the other's number. 0 is one that is closed.
     Pair {

@@ -136,7 +136,9 @@ fn leader_data(alive: &Alive) -> usize {
 fn leader_len(alive: &Alive, chain: &Chain, pid: i32) -> u64 {
     let pieces: usize =
         alive.mappings.iter().map(|mapping| chain.pieces(pid, mapping).count()).sum();
+    let advice: usize = alive.mappings.iter().map(|m| m.advice.len() + m.guards.len()).sum();
     let calls = 512
+        + advice
         + alive.mappings.len() * 3
         + pieces
         + alive.threads.len() * 2
@@ -196,7 +198,18 @@ fn map(
     if must_open {
         script.call(libc::SYS_mprotect, &[start, len, mapping.access.into()]);
     }
+    advise(script, mapping);
     Ok(())
+}
+
+pub(crate) fn advise(script: &mut Script, mapping: &Mapping) {
+    const GUARD_INSTALL: u64 = 102;
+    for advice in &mapping.advice {
+        script.call(libc::SYS_madvise, &[mapping.start, mapping.len(), *advice as u64]);
+    }
+    for (start, end) in &mapping.guards {
+        script.call(libc::SYS_madvise, &[*start, end - start, GUARD_INSTALL]);
+    }
 }
 
 fn describe_space(script: &mut Script, alive: &Alive, numbers: &Numbers) -> io::Result<()> {

@@ -104,3 +104,62 @@ fn shared_memory_goes_back_in_place() {
         is(&place, before);
     }
 }
+
+#[test]
+fn what_was_told_about_memory_is_told_again() {
+    answers(
+        "
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+def new(advice, len=8192):
+    # What is next to it must not be joined with it.
+    start = libc.mmap(None, 16384, 0, 0x22, -1, 0) + 4096
+    assert libc.mmap(start, 8192, 3, 0x32, -1, 0) == start
+    ctypes.memset(start, 7, 8192)
+    assert libc.madvise(start, len, advice) == 0
+    return start
+gone, wiped, guarded, more = new(10), new(18), new(102, 4096), [new(advice) for advice in (16, 14, 15, 12, 1, 2)]
+byte = lambda at: ctypes.c_ubyte.from_address(at).value
+def in_child(at):
+    pid = os.fork()
+    if pid == 0: os._exit(byte(at))
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+def flags(at):
+    found = False
+    for line in open('/proc/self/smaps'):
+        found = found or line.startswith(f'{at:x}-')
+        if found and line.startswith('VmFlags'): return set(line.split()) & {'dc', 'wf', 'gu', 'dd', 'hg', 'nh', 'mg', 'rr', 'sr'}
+def told():
+    yield [byte(gone), byte(wiped), byte(guarded + 4096)]
+    yield [in_child(gone), in_child(wiped), in_child(guarded), in_child(guarded + 4096), in_child(more[0])]
+    yield [flags(at) for at in (gone, wiped, guarded, *more)]
+",
+        "[7, 7, 7]\n[-11, 0, -11, 7, 7]\n[{'dc'}, {'wf'}, {'gu'}, {'dd'}, {'hg'}, {'nh'}, {'mg'}, {'rr'}, {'sr'}]",
+    );
+}
+
+/// A poll knows files by the number that they had, in a process that may have closed them.
+#[test]
+fn a_poll_that_processes_share_watches_the_same() {
+    answers(
+        "
+poll = select.epoll()
+reader, writer = os.pipe(); other, other_writer = os.pipe()
+poll.register(reader, select.EPOLLIN); poll.register(other, select.EPOLLIN)
+answer, answering = os.pipe()
+if os.fork() == 0:
+    while not os.path.exists('/mnt/go'): time.sleep(0.005)
+    os.write(writer, b'x')
+    found = [(number == reader, events) for number, events in poll.poll(5)]
+    poll.unregister(reader)
+    os.write(answering, f'{found} {poll.poll(0)}'.encode())
+    os._exit(0)
+os.close(reader); assert os.open('/dev/null', os.O_RDONLY) == reader
+def told():
+    yield os.read(answer, 100).decode()
+    os.write(other_writer, b'x'); yield [number == other for number, _ in poll.poll(5)]
+",
+        "[(True, 1)] []\n[True]",
+    );
+}
