@@ -39,7 +39,11 @@ package dockerd docker.io # a real Docker: images and containers
 package busybox busybox-static # one program that is a whole image
 package debootstrap debootstrap # a system in a directory, as a template
 package git git # a repository to work on
-package python3 python3-minimal # makes odd files and odd system calls inside sandboxes
+package node nodejs # programs as agents run them, to be captured while they run: this, and the next three
+package go golang-go
+package javac default-jdk-headless
+package tmux tmux
+package python3 python3 # makes odd files and odd system calls inside sandboxes
 [ -x "$tools/bin/criu" ] || step "installing criu"
 tools/install-criu.sh "$tools" # processes of containers, frozen
 cargo_tool cargo-nextest cargo-nextest

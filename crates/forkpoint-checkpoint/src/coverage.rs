@@ -40,7 +40,6 @@ pub(crate) fn anonymous(kind: &str) -> &'static str {
         "[userfaultfd]" => "its faults are answered by the program; wait until it is closed",
         "[perf_event]" => "it measures this machine; close it first",
         "[fanotify]" => "what it watches is not told; close it first",
-        "inotify" => "what it watches is not told; close it first",
         "[pidfd]" => "the process that it stands for is not told; close it first",
         kind if kind.starts_with("bpf") => "it is the kernel's; close it first",
         _ => "this kind of descriptor is not known to come back; close it first",
@@ -49,12 +48,10 @@ pub(crate) fn anonymous(kind: &str) -> &'static str {
 
 /// Why a mapping of this name cannot be captured.
 pub(crate) fn mapping(name: &str) -> &'static str {
-    if name.starts_with("/memfd:") {
-        "memory with a descriptor is not captured yet; use a file instead"
-    } else if name.starts_with("/SYSV") {
-        "shared memory of System V is not captured; detach it first"
-    } else if name.starts_with("/dev/zero") || name.starts_with("[anon_shmem") {
-        "anonymous memory that processes share is not captured yet; use a file instead"
+    if name.starts_with("/SYSV") {
+        "shared memory of System V is not captured; detach it first, or use `shm_open`"
+    } else if name.starts_with("/anon_hugepage") {
+        "huge pages are the machine's; use ordinary memory"
     } else if name.starts_with("anon_inode:") {
         anonymous(name.trim_start_matches("anon_inode:"))
     } else if name.starts_with("/[aio]") {

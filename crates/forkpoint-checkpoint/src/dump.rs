@@ -26,16 +26,24 @@ use crate::{
     track::{LiesOver, Tracker},
 };
 
+mod advice;
+mod anonymous;
 mod files;
+mod locks;
 pub(crate) mod maps;
 pub(crate) mod memory;
+mod pipe;
+mod polls;
 pub(crate) mod proc;
+pub(crate) mod shared;
 mod socket;
 mod task;
 mod terminal;
+mod watch;
 
 pub(crate) use self::task::Draft;
 use self::{
+    advice::Advice,
     files::Files,
     memory::Pages,
     proc::{Stat, Status},
@@ -170,14 +178,16 @@ fn run(
 ) -> Result<Captured> {
     let deadline = Deadline::after(spec.patience);
     let mut moment = Some(moment);
+    let mut advice = Advice::look(tree);
     loop {
         let start = sys::now();
         let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
-        let result = read(tree, &mut frozen, tracker.as_deref_mut()).and_then(|captured| {
-            let done = moment.take().map_or(Ok(()), |moment| moment());
-            done.system("do what was to be done meanwhile")?;
-            Ok(captured)
-        });
+        let result =
+            read(tree, &mut frozen, &mut advice, tracker.as_deref_mut()).and_then(|captured| {
+                let done = moment.take().map_or(Ok(()), |moment| moment());
+                done.system("do what was to be done meanwhile")?;
+                Ok(captured)
+            });
         frozen.thaw();
         let pause = sys::now().saturating_sub(start);
         match result {
@@ -227,22 +237,35 @@ fn open_files(
     inside: HashMap<i32, i32>,
     findings: &mut Findings,
 ) -> Result<(Vec<Draft>, Vec<OpenFile>)> {
-    let mut files = Files::new(tree, inside).doing("open the root", tree.init)?;
+    let mapped = shared::mapped(&drafts);
+    let mut files = Files::new(tree, inside, mapped).doing("open the root", tree.init)?;
     for (held, draft) in frozen.processes.iter().zip(&mut drafts) {
         files.add(held, draft, findings).doing("read open files", held.pid)?;
     }
     files.check_pipes(findings).system("look at pipes")?;
     files.check_terminals(&drafts, findings);
+    files.check_pairs(&drafts, findings);
+    files.find_polled(frozen, &drafts, findings).system("look at polls")?;
     Ok((drafts, files.files))
 }
 
-fn read(tree: &Tree, frozen: &mut Frozen, mut tracker: Option<&mut Tracker>) -> Result<Captured> {
+fn read(
+    tree: &Tree,
+    frozen: &mut Frozen,
+    advice: &mut Advice,
+    mut tracker: Option<&mut Tracker>,
+) -> Result<Captured> {
     let mut findings = Findings::default();
-    let drafts = drafts(tree, frozen, &mut findings)?;
+    let mut drafts = drafts(tree, frozen, &mut findings)?;
     let inside = inside(frozen, &drafts);
     check_sharing(tree, frozen, &drafts, &mut findings)?;
+    for (held, draft) in frozen.processes.iter().zip(&mut drafts) {
+        advice.note(held.pid, draft, &mut findings).doing("read the mappings", held.pid)?;
+    }
     let (mut drafts, files) = open_files(tree, frozen, drafts, inside.clone(), &mut findings)?;
     let dead = dead(frozen, &inside)?;
+    let doors = shared::doors(frozen, &drafts, &files);
+    let memories = shared::look(&doors, &mut findings).system("look at shared memory")?;
     findings.verdict()?;
 
     let mut findings = Findings::default();
@@ -260,10 +283,15 @@ fn read(tree: &Tree, frozen: &mut Frozen, mut tracker: Option<&mut Tracker>) -> 
         let copied = copy(held, draft, tracker.as_deref_mut(), lies_over, &mut pages);
         copied.doing("copy the memory", held.pid)?;
     }
+    let memories = memories.into_iter().map(|(mut memory, file)| {
+        shared::copy(&mut memory, &file, &mut pages).system("copy shared memory")?;
+        Ok(memory)
+    });
+    let memories = memories.collect::<Result<_>>()?;
     let machine = machine(&drafts).system("look at this machine")?;
     let mut processes = processes(drafts, &inside);
     processes.extend(dead);
-    let snapshot = Snapshot { machine, processes, files };
+    let snapshot = Snapshot { machine, processes, files, memories };
     Ok(Captured { snapshot, pause: Duration::ZERO, pages, parent })
 }
 

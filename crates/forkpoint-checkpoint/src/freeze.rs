@@ -55,7 +55,7 @@ impl Tree {
 
     /// Process 1 and everybody below it, parents before their children. May be out of date unless all of
     /// them stand.
-    fn processes(&self) -> Vec<i32> {
+    pub(crate) fn processes(&self) -> Vec<i32> {
         let mut all = vec![self.init];
         let mut next = 0;
         while next < all.len() && all.len() < TASKS_MAX {

@@ -194,11 +194,18 @@ pub(crate) fn quiet_signal(caught: u64, ignored: u64, waiting: u64) -> Option<i3
         caught & bit == 0 && waiting & bit == 0
     };
     let harmless = [libc::SIGURG, libc::SIGWINCH];
+    // To go on is nothing to who does not stand and is not about to.
+    let go_on = (waiting & STOPS == 0).then_some(libc::SIGCONT);
     // Job control signals end a stop, or begin one for others.
     let ignorable =
         (1..32).filter(|signal| ignored & (1 << (signal - 1)) != 0 && !(17..=22).contains(signal));
-    harmless.into_iter().chain(ignorable).find(free)
+    harmless.into_iter().chain(ignorable).chain(go_on).find(free)
 }
+
+/// Signals that stop a process.
+const STOPS: u64 = 0b1111 << (libc::SIGSTOP - 1);
+
+const _: () = assert!(libc::SIGSTOP + 3 == libc::SIGTTOU, "four in a row");
 
 #[cfg(test)]
 mod tests {
@@ -212,7 +219,8 @@ mod tests {
         assert_eq!(quiet_signal(0, 0, bit(libc::SIGURG)), Some(libc::SIGWINCH));
         let both = bit(libc::SIGURG) | bit(libc::SIGWINCH);
         assert_eq!(quiet_signal(both, bit(libc::SIGPIPE), 0), Some(libc::SIGPIPE));
-        assert_eq!(quiet_signal(both, bit(libc::SIGCHLD), 0), None);
+        assert_eq!(quiet_signal(both, bit(libc::SIGCHLD), 0), Some(libc::SIGCONT));
+        assert_eq!(quiet_signal(both, 0, bit(libc::SIGTSTP)), None);
         assert_eq!(quiet_signal(u64::MAX, 0, 0), None);
     }
 }

@@ -11,6 +11,7 @@ mod chain;
 mod check;
 mod file;
 mod model;
+mod open;
 #[cfg(test)]
 mod tests;
 
@@ -18,6 +19,7 @@ pub use chain::Chain;
 pub(crate) use file::write;
 pub use file::{Image, ImageId, sync};
 pub use model::*;
+pub use open::*;
 
 use std::{io, path::PathBuf};
 

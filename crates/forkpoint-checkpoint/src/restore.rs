@@ -20,7 +20,7 @@ use crate::{
     error::{Doing as _, Error, Result},
     freeze::{Frozen, Held, Tree, freeze},
     hand::{Reins, quiet_signal},
-    image::{Alive, Chain, MappingKind, Process, Snapshot},
+    image::{Alive, Chain, FileKind, MappingKind, MemoryId, Process, Snapshot},
     ranges::Range,
     script::{Call, Outcome},
     sys::{Deadline, Patience, ptrace, task::threads_here},
@@ -29,8 +29,12 @@ use crate::{
 mod assemble;
 mod board;
 mod files;
+pub(crate) mod shared;
+mod sockets;
 mod tree;
+mod watches;
 
+pub(crate) use self::assemble::{advise, record_locks};
 use self::{assemble::Assembled, board::Board};
 
 /// All that is needed to bring a tree back.
@@ -49,6 +53,7 @@ pub(crate) struct Numbers {
     base: i32,
     /// Mapped files, and whether they are written to.
     mapped: BTreeMap<String, (i32, bool)>,
+    memories: BTreeMap<MemoryId, i32>,
     pages: i32,
     end: i32,
 }
@@ -60,6 +65,11 @@ impl Numbers {
     fn new(snapshot: &Snapshot, chain: &Chain) -> Self {
         let alive = || snapshot.processes.iter().filter_map(Process::alive);
         let highest = alive().flat_map(|alive| alive.descriptors.iter().map(|d| d.number)).max();
+        let polled = snapshot.files.iter().flat_map(|file| match &file.kind {
+            FileKind::Poll { watched, .. } => watched.as_slice(),
+            _ => &[],
+        });
+        let highest = highest.max(polled.map(|(number, ..)| *number).max());
         // Nor may the images' own be overwritten before they are copied.
         let of_images = chain.images().iter().map(|image| image.pages.as_raw_fd()).max();
         let in_use = highest.max(of_images).max(highest_open());
@@ -76,7 +86,7 @@ impl Numbers {
                     MappingKind::Shared { path, writable, .. } => {
                         mapped.entry(path.clone()).or_default().1 |= writable;
                     }
-                    MappingKind::Anonymous { .. } => {}
+                    MappingKind::Anonymous { .. } | MappingKind::Memory { .. } => {}
                 }
             }
         }
@@ -85,7 +95,12 @@ impl Numbers {
             *number = next;
             next += 1;
         }
-        Self { base, mapped, pages: next, end: next + chain.images().len() as i32 }
+        let mut memories = BTreeMap::new();
+        for memory in &snapshot.memories {
+            memories.insert(memory.id, next);
+            next += 1;
+        }
+        Self { base, mapped, memories, pages: next, end: next + chain.images().len() as i32 }
     }
 
     fn file(&self, index: usize) -> i32 {
@@ -95,6 +110,10 @@ impl Numbers {
     fn mapped(&self, path: &str) -> io::Result<i32> {
         let number = self.mapped.get(path).map(|(number, _)| *number);
         number.ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+
+    fn memory(&self, id: &MemoryId) -> io::Result<i32> {
+        self.memories.get(id).copied().ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
     fn pages(&self, image: usize) -> i32 {

@@ -6,7 +6,7 @@
 //! the caller restores as well: what they held was to be thrown away.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     fs::File,
     io,
     os::unix::fs::FileExt as _,
@@ -16,11 +16,12 @@ use std::{
 use crate::{
     arch,
     coverage::{Findings, Whose},
-    dump::{self, CaptureSpec, Draft, maps::Maps, memory::populated},
+    dump::{self, CaptureSpec, Draft, maps::Maps, memory::populated, shared::Door},
     error::{Doing as _, Error, Result},
     freeze::{Frozen, Held, Tree, freeze},
-    image::{Alive, Chain, Mapping, MappingKind, Process, Snapshot},
+    image::{Alive, Chain, Mapping, MappingKind, MemoryId, Process, Snapshot},
     ranges::{self, Range},
+    restore,
     script::Script,
     sys::{self, Deadline, Patience, ptrace},
     track::{Tracker, is_trackable, written},
@@ -88,6 +89,8 @@ struct Plan<'a> {
     drafts: Vec<Option<Draft>>,
     /// Numbers of those that end, and of their parents.
     new: Vec<(i32, i32)>,
+    /// Ways to memory that is shared.
+    doors: BTreeMap<MemoryId, Door>,
 }
 
 impl<'a> Plan<'a> {
@@ -129,9 +132,14 @@ impl<'a> Plan<'a> {
                 return Err(not_in_place("its memory is not tracked any more"));
             }
         }
+        let doors = dump::shared::doors(frozen, &drafts, &files);
+        if let Some(gone) = snapshot.memories.iter().find(|memory| !doors.contains_key(&memory.id))
+        {
+            return Err(not_in_place(format!("shared memory `{}` is gone", gone.name)));
+        }
         let drafts =
             drafts.into_iter().map(|draft| known.contains(&draft.whose.pid).then_some(draft));
-        Ok(Self { snapshot, drafts: drafts.collect(), new })
+        Ok(Self { snapshot, drafts: drafts.collect(), new, doors })
     }
 
     fn run(
@@ -142,6 +150,13 @@ impl<'a> Plan<'a> {
         deadline: Deadline,
     ) -> Result<RolledBack> {
         let mut done = RolledBack { ended: self.new.len(), ..RolledBack::default() };
+        for memory in &self.snapshot.memories {
+            let door = self.doors.get(&memory.id).ok_or_else(|| not_in_place("memory is gone"))?;
+            let file = File::options().read(true).write(true).open(&door.path);
+            let filled = file.and_then(|file| restore::shared::fill(&file, memory, chain));
+            filled.system("write shared memory")?;
+            done.memory_bytes += memory.stored.iter().map(|s| s.end - s.start).sum::<u64>();
+        }
         self.end_new(frozen, deadline)?;
         for (held, draft) in frozen.processes.iter_mut().zip(&mut self.drafts) {
             let Some(draft) = draft else { continue };
@@ -205,6 +220,9 @@ fn still_fits(process: &Process, alive: &Alive, draft: &Draft) -> Result<()> {
     if timers(alive) != timers(&draft.alive) {
         return Err(told("other timers"));
     }
+    if alive.locks != draft.alive.locks {
+        return Err(told("other locks"));
+    }
     if !alive.pending.is_empty() || alive.threads.iter().any(|thread| !thread.pending.is_empty()) {
         return Err(told("signals that waited"));
     }
@@ -237,8 +255,9 @@ fn back(
     }
     let mut script = held.script(0, 64 << 10);
     plan.steps(&mut script);
+    forks(&mut script, alive);
     state(&mut script, alive).doing("assemble the steps", pid)?;
-    files::steps(&mut script, &draft.alive, alive);
+    files::steps(&mut script, &draft.alive, alive).doing("assemble the steps", pid)?;
     let outcome = held.run(0, &script).doing("lead the steps", pid)?;
     if let Some((call, source)) = outcome.failure().filter(|(call, _)| *call < plan.must_succeed) {
         return Err(Error::Step { pid, step: format!("step {call}"), source });
@@ -288,6 +307,20 @@ fn registers(held: &mut Held, draft: &Draft, alive: &Alive) -> io::Result<()> {
         task.moved = true;
     }
     Ok(())
+}
+
+/// Which memory a child has, whatever was told meanwhile: asking what was told would take longer.
+fn forks(script: &mut Script, alive: &Alive) {
+    const KEEP_ON_FORK: i32 = 19;
+    for mapping in &alive.mappings {
+        let (start, len) = (mapping.start, mapping.len());
+        for (no, yes) in
+            [(libc::MADV_DONTFORK, libc::MADV_DOFORK), (libc::MADV_WIPEONFORK, KEEP_ON_FORK)]
+        {
+            let advice = if mapping.advice.contains(&no) { no } else { yes };
+            script.call(libc::SYS_madvise, &[start, len, advice as u64]);
+        }
+    }
 }
 
 /// What a process has once.
@@ -405,6 +438,7 @@ impl MemoryPlan {
             let flags = if grows { flags | libc::MAP_GROWSDOWN } else { flags };
             let (len, access) = (was.len(), was.access.into());
             script.call(libc::SYS_mmap, &[was.start, len, access, flags as u64, u64::MAX, 0]);
+            restore::advise(&mut script, was);
         }
         match held.run(0, &script)?.failure() {
             Some((_, err)) => Err(err),

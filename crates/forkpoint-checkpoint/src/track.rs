@@ -239,8 +239,10 @@ fn started(pid: i32) -> io::Result<u64> {
 pub(crate) fn is_trackable(mapping: &Mapping) -> bool {
     match mapping.kind {
         MappingKind::Anonymous { .. } => mapping.access != 0,
-        MappingKind::Private { .. } => mapping.access & WRITE != 0,
-        MappingKind::Shared { .. } => false,
+        MappingKind::Private { .. } | MappingKind::Memory { private: true, .. } => {
+            mapping.access & WRITE != 0
+        }
+        MappingKind::Shared { .. } | MappingKind::Memory { private: false, .. } => false,
     }
 }
 

@@ -3,7 +3,7 @@
 //! Descriptors are copied here (`pidfd_getfd`) and looked at; nothing is done with them that could wait.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     fs, io,
     os::{
         fd::{AsFd as _, AsRawFd as _, OwnedFd},
@@ -14,20 +14,20 @@ use std::{
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::{FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat2},
-    pipe::{PipeFlags, SpliceFlags, fcntl_getpipe_size, fcntl_setpipe_size, pipe_with, tee},
     process::{PidfdGetfdFlags, pidfd_getfd},
 };
 
 use super::{
+    anonymous, locks, pipe,
     proc::{FdInfo, link},
     socket::{self, UnixSockets},
-    task::{Draft, whole_timer},
-    terminal,
+    task::Draft,
+    terminal, watch,
 };
 use crate::{
-    coverage::{self, DEVICES, Findings, Whose},
+    coverage::{DEVICES, Findings, Whose},
     freeze::{Held, Tree},
-    image::{Bytes, Descriptor, FileKind, Lock, OpenFile},
+    image::{Bytes, Descriptor, FileKind, MemoryId, OpenFile},
     sys,
 };
 
@@ -38,6 +38,8 @@ const KEPT_FLAGS: i32 = !(libc::O_CLOEXEC | libc::O_CREAT | libc::O_EXCL | libc:
 const TERMINAL: &str =
     "who looks at it is not captured; run it in `tmux`, or end that session first";
 
+const ELSEWHERE: &str = "its name leads elsewhere now: it was renamed, replaced or deleted";
+
 /// Who has an open file under which number.
 type Holder = (i32, i32);
 
@@ -46,7 +48,7 @@ pub(super) struct Files {
     pub(super) files: Vec<OpenFile>,
     /// Device and inode, to find the same file faster than by comparing with all.
     index: HashMap<(u64, u64), Vec<usize>>,
-    holders: Vec<Holder>,
+    pub(super) holders: Vec<Holder>,
     inodes: Vec<u64>,
     /// Ends of pipes that somebody outside could still use.
     half_pipes: Vec<(usize, u64, bool, Whose)>,
@@ -56,10 +58,16 @@ pub(super) struct Files {
     inside: HashMap<i32, i32>,
     /// Whether what leads outside is a client's.
     clients: bool,
+    /// Files without a name that are mapped.
+    mapped: HashSet<MemoryId>,
 }
 
 impl Files {
-    pub(super) fn new(tree: &Tree, inside: HashMap<i32, i32>) -> io::Result<Self> {
+    pub(super) fn new(
+        tree: &Tree,
+        inside: HashMap<i32, i32>,
+        mapped: HashSet<MemoryId>,
+    ) -> io::Result<Self> {
         let init = tree.init;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(format!("/proc/{init}/root"), flags, Mode::empty())?;
@@ -73,6 +81,7 @@ impl Files {
             sockets: UnixSockets::of(init),
             inside,
             clients: tree.clients,
+            mapped,
         })
     }
 
@@ -98,11 +107,11 @@ impl Files {
                 Some(file) => Some(file),
                 None => self.open_file(&fd, &stat, &info, (pid, number), draft, findings)?,
             };
+            draft.alive.locks.extend(locks::of_process(&info, number));
             if let Some(file) = file {
                 draft.alive.descriptors.push(Descriptor { number, file, close_on_exec });
             }
         }
-        self.check_polls(pid, draft, findings);
         Ok(())
     }
 
@@ -132,7 +141,8 @@ impl Files {
             findings.refuse(&draft.whose, thing, "whom it signals is not captured");
         }
         let seen = Seen { fd, stat, info, name: &name, flags, number };
-        let kind = match self.kind(&seen, draft) {
+        let kind = self.kind(&seen, draft).and_then(|kind| Ok((kind, locks::of_file(info)?)));
+        let (mut kind, mut locks) = match kind {
             Ok(kind) => kind,
             Err(reason) => {
                 let thing = format!("`{name}` (descriptor {number})");
@@ -140,11 +150,14 @@ impl Files {
                 return Ok(None);
             }
         };
+        if let FileKind::Path { lock, .. } = &mut kind {
+            *lock = locks::take_whole(&mut locks);
+        }
         let file = self.files.len();
         if let FileKind::Pipe { pipe, .. } = &kind {
             self.half_pipes.push((file, *pipe, is_writer(flags), draft.whose.clone()));
         }
-        self.files.push(OpenFile { flags, kind });
+        self.files.push(OpenFile { flags, kind, locks });
         self.holders.push(holder);
         self.inodes.push(stat.st_ino);
         self.index.entry((stat.st_dev, stat.st_ino)).or_default().push(file);
@@ -153,33 +166,37 @@ impl Files {
 
     fn kind(&self, seen: &Seen<'_>, draft: &Draft) -> Result<FileKind, String> {
         match FileType::from_raw_mode(seen.stat.st_mode) {
-            FileType::Fifo if seen.name.starts_with("pipe:") => pipe(seen),
-            FileType::Socket => socket::kind(seen, &self.sockets),
+            FileType::Fifo if seen.name.starts_with("pipe:") => pipe::kind(seen),
+            FileType::Fifo if self.leads_to(seen) => pipe::named(seen),
+            FileType::Fifo => Err(format!("{ELSEWHERE}; close it first")),
+            FileType::Socket => socket::kind(seen, &self.sockets, &draft.alive.cwd),
             FileType::RegularFile | FileType::Directory => self.path(seen),
             FileType::CharacterDevice => terminal::kind(seen, draft, &self.inside),
-            FileType::Fifo => Err("pipes with a name are not captured yet; use others".to_owned()),
             _ => match seen.name.strip_prefix("anon_inode:") {
-                Some(kind) => anonymous(kind, seen),
+                Some("inotify") => {
+                    let waiting = rustix::io::ioctl_fionread(seen.fd).map_err(told)?;
+                    watch::kind(seen.info, waiting, &self.root, &draft.alive.cwd)
+                }
+                Some(kind) => anonymous::kind(kind, seen),
                 None => Err("this kind of file is not known to come back".to_owned()),
             },
         }
     }
 
     fn path(&self, seen: &Seen<'_>) -> Result<FileKind, String> {
-        if seen.name.starts_with("/memfd:") {
-            return Err(coverage::mapping(seen.name).to_owned());
+        let memory = (seen.stat.st_dev, seen.stat.st_ino);
+        if seen.name.starts_with("/memfd:") || self.mapped.contains(&memory) {
+            return Ok(FileKind::Memory { memory, position: seen.info.position() });
         }
         let directory = FileType::from_raw_mode(seen.stat.st_mode) == FileType::Directory;
         if seen.stat.st_nlink == 0 && !directory {
             return deleted(seen);
         }
         if !self.leads_to(seen) {
-            let why = "its name leads elsewhere now: it was renamed, replaced or deleted";
-            return Err(format!("{why}; close it first"));
+            return Err(format!("{ELSEWHERE}; close it first"));
         }
-        let lock = lock(seen.info)?;
         let (path, position) = (seen.name.to_owned(), seen.info.position());
-        Ok(FileKind::Path { path, position, directory, lock })
+        Ok(FileKind::Path { path, position, directory, lock: None })
     }
 
     /// Whether the sandbox would find the same file under its name.
@@ -191,24 +208,6 @@ impl Files {
         let found = openat2(&self.root, name, flags, Mode::empty(), confined).and_then(fstat);
         let wanted = (seen.stat.st_dev, seen.stat.st_ino);
         found.is_ok_and(|found| (found.st_dev, found.st_ino) == wanted)
-    }
-
-    /// What a poll watches must be what its process has under that number.
-    fn check_polls(&self, pid: i32, draft: &Draft, findings: &mut Findings) {
-        for descriptor in &draft.alive.descriptors {
-            let file = &self.files[descriptor.file];
-            let FileKind::Poll { watched, .. } = &file.kind else { continue };
-            if self.holders[descriptor.file] != (pid, descriptor.number) {
-                continue;
-            }
-            for (number, ..) in watched {
-                let has = draft.alive.descriptors.iter().any(|other| other.number == *number);
-                if !has {
-                    let thing = format!("a poll of descriptor {number}, which it has not");
-                    findings.refuse(&draft.whose, thing, "somebody else's is not captured");
-                }
-            }
-        }
     }
 
     /// Pipes must have both ends here, unless the other is closed or a client's.
@@ -259,6 +258,24 @@ impl Files {
         }
     }
 
+    /// The other end of a connection must be here, and must know this one, unless it is closed.
+    pub(super) fn check_pairs(&self, drafts: &[Draft], findings: &mut Findings) {
+        let ends = self.files.iter().filter_map(|file| match &file.kind {
+            FileKind::Pair { socket, peer, .. } => Some((*socket, *peer)),
+            _ => None,
+        });
+        let ends: HashMap<u64, u64> = ends.collect();
+        for draft in drafts {
+            for Descriptor { number, file, .. } in &draft.alive.descriptors {
+                let FileKind::Pair { socket, peer, .. } = &self.files[*file].kind else { continue };
+                if *peer != 0 && ends.get(peer) != Some(socket) {
+                    let thing = format!("a connection to somebody outside (descriptor {number})");
+                    findings.refuse(&draft.whose, thing, "the other end is not captured; close it");
+                }
+            }
+        }
+    }
+
     fn is_shut(&self, file: usize, writer: bool) -> io::Result<bool> {
         let (pid, number) = self.holders[file];
         let flags = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::PATH;
@@ -284,43 +301,22 @@ pub(super) struct Seen<'a> {
     pub(super) number: i32,
 }
 
-fn is_writer(flags: i32) -> bool {
+pub(super) fn is_writer(flags: i32) -> bool {
     flags & libc::O_ACCMODE == libc::O_WRONLY
 }
 
-fn told(err: impl Into<io::Error>) -> String {
+pub(super) fn told(err: impl Into<io::Error>) -> String {
     format!("it cannot be read ({})", err.into())
 }
 
-fn pipe(seen: &Seen<'_>) -> Result<FileKind, String> {
-    let capacity = fcntl_getpipe_size(seen.fd).map_err(told)? as u32;
-    let content = match is_writer(seen.flags) {
-        true => Vec::new(),
-        false => pipe_content(seen.fd, capacity).map_err(told)?,
-    };
-    Ok(FileKind::Pipe { pipe: seen.stat.st_ino, capacity, content: Bytes(content) })
-}
-
-/// Without taking it out.
-fn pipe_content(fd: &OwnedFd, capacity: u32) -> io::Result<Vec<u8>> {
-    let waiting = rustix::io::ioctl_fionread(fd)? as usize;
-    if waiting == 0 {
-        return Ok(Vec::new());
-    }
-    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-    // A copied page takes a place in the other pipe even if it holds one byte.
-    fcntl_setpipe_size(&writer, (capacity as usize).max(1 << 20))?;
-    tee(fd, &writer, waiting, SpliceFlags::NONBLOCK)?;
-    let mut content = vec![0; waiting];
-    let mut filled = 0;
-    while filled < waiting {
-        match rustix::io::read(&reader, &mut content[filled..]) {
-            Ok(0) | Err(rustix::io::Errno::AGAIN) => break,
-            Ok(len) => filled += len,
-            Err(err) => return Err(err.into()),
-        }
-    }
-    if filled == waiting { Ok(content) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+/// A device that is the same everywhere.
+pub(super) fn device(seen: &Seen<'_>) -> Option<FileKind> {
+    DEVICES.contains(&seen.name).then(|| FileKind::Path {
+        path: seen.name.to_owned(),
+        position: 0,
+        directory: false,
+        lock: None,
+    })
 }
 
 fn deleted(seen: &Seen<'_>) -> Result<FileKind, String> {
@@ -339,103 +335,4 @@ fn deleted(seen: &Seen<'_>) -> Result<FileKind, String> {
         mode: seen.stat.st_mode & 0o7777,
         inode: seen.stat.st_ino,
     })
-}
-
-fn lock(info: &FdInfo) -> Result<Option<Lock>, String> {
-    let mut found = None;
-    for line in info.lines("lock:") {
-        let mut words = line.split_whitespace().skip(1);
-        found = match (words.next(), words.next(), words.next()) {
-            (Some("FLOCK"), _, Some("WRITE")) => Some(Lock::Exclusive),
-            (Some("FLOCK"), _, Some("READ")) => Some(Lock::Shared),
-            (kind, ..) => {
-                let kind = kind.unwrap_or("unknown").to_lowercase();
-                return Err(format!("a lock of kind {kind} is not captured yet; release it first"));
-            }
-        };
-    }
-    Ok(found)
-}
-
-fn anonymous(kind: &str, seen: &Seen<'_>) -> Result<FileKind, String> {
-    let field = |key: &str| {
-        let value = seen.info.field(key);
-        value.ok_or_else(|| format!("`{key}` is not told by this kernel"))
-    };
-    let odd = || "what the kernel tells of it is not understood".to_owned();
-    let hex = |text: &str| u64::from_str_radix(text, 16).map_err(|_| odd());
-    match kind {
-        "[eventfd]" => Ok(FileKind::Event {
-            count: hex(field("eventfd-count:")?)?,
-            semaphore: seen.info.field("eventfd-semaphore:") == Some("1"),
-        }),
-        "[timerfd]" => {
-            let [value, rest] = pair(field("it_value:")?).ok_or_else(odd)?;
-            let [interval, interval_rest] = pair(field("it_interval:")?).ok_or_else(odd)?;
-            Ok(FileKind::Timer {
-                clock: field("clockid:")?.parse().map_err(|_| odd())?,
-                value: whole_timer([interval, interval_rest, value, rest]),
-                ticks: field("ticks:")?.parse().map_err(|_| odd())?,
-            })
-        }
-        "[signalfd]" => Ok(FileKind::Signal { mask: hex(field("sigmask:")?)? }),
-        "[eventpoll]" => {
-            let watched = seen.info.lines("tfd:").map(watched).collect::<Option<Vec<_>>>();
-            Ok(FileKind::Poll { owner: seen.number, watched: watched.ok_or_else(odd)? })
-        }
-        kind => Err(coverage::anonymous(kind).to_owned()),
-    }
-}
-
-/// `(1, 2)`
-fn pair(text: &str) -> Option<[u64; 2]> {
-    let (one, other) = text.trim_matches(['(', ')']).split_once(',')?;
-    Some([one.trim().parse().ok()?, other.trim().parse().ok()?])
-}
-
-/// `5 events:       19 data:                5  pos:0 ino:2b sdev:f`
-fn watched(line: &str) -> Option<(i32, u32, u64)> {
-    let mut words = line.split_whitespace();
-    let number = words.next()?.parse().ok()?;
-    let events = words.nth(1)?;
-    let data = words.nth(1)?;
-    Some((number, u32::from_str_radix(events, 16).ok()?, u64::from_str_radix(data, 16).ok()?))
-}
-
-/// A device that is the same everywhere.
-pub(super) fn device(seen: &Seen<'_>) -> Option<FileKind> {
-    DEVICES.contains(&seen.name).then(|| FileKind::Path {
-        path: seen.name.to_owned(),
-        position: 0,
-        directory: false,
-        lock: None,
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_poll_watches_is_parsed() {
-        let line = "5 events:       19 data:               1f  pos:0 ino:2b sdev:f";
-        assert_eq!(watched(line), Some((5, 0x19, 0x1f)));
-        assert_eq!(watched("x"), None);
-        assert_eq!(pair("(1, 250)"), Some([1, 250]));
-        assert_eq!(pair("1"), None);
-    }
-
-    #[test]
-    fn a_pipe_is_read_without_taking_anything_out() {
-        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
-        for part in [b"one".as_slice(), b"two", b"three"] {
-            rustix::io::write(&writer, part).unwrap();
-        }
-        for _ in 0..2 {
-            assert_eq!(pipe_content(&reader, 65536).unwrap(), b"onetwothree");
-        }
-        let mut buffer = [0; 32];
-        assert_eq!(rustix::io::read(&reader, &mut buffer).unwrap(), 11);
-        assert_eq!(pipe_content(&reader, 65536).unwrap(), b"");
-    }
 }

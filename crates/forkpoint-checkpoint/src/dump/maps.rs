@@ -4,7 +4,7 @@ use std::{collections::HashMap, fs, io, os::unix::fs::MetadataExt as _};
 
 use crate::{
     coverage::{self, Findings, Whose},
-    image::{Mapping, MappingKind},
+    image::{Mapping, MappingKind, MemoryId},
 };
 
 /// A process's address space, as far as it can be captured.
@@ -98,6 +98,8 @@ impl Maps {
             kind,
             pages: Vec::new(),
             stored: Vec::new(),
+            advice: Vec::new(),
+            guards: Vec::new(),
         });
     }
 }
@@ -108,16 +110,23 @@ fn kind(pid: i32, line: &Line<'_>, sizes: &mut Sizes) -> Result<MappingKind, Str
         || name == "[heap]"
         || name.starts_with("[stack")
         || name.starts_with("[anon:");
-    if line.inode == 0 && is_anonymous && !line.shared {
+    if !line.shared && (line.inode == 0 && is_anonymous || name == "/dev/zero") {
         return Ok(MappingKind::Anonymous { grows_down: name == "[stack]" });
     }
-    if line.inode == 0 || !name.starts_with('/') || is_special(name) {
+    let is_memory = name.starts_with("[anon_shmem:") && line.shared;
+    if line.inode == 0 || !name.starts_with('/') && !is_memory || is_special(name) {
         return Err(coverage::mapping(name).to_owned());
     }
     let path = name.to_owned();
     let len_bytes = match sizes.get(name) {
         Some(size) => *size,
-        None => *sizes.entry(path.clone()).or_insert(mapped_size(pid, line)?),
+        None => match mapped(pid, line)? {
+            Mapped::File(size) => *sizes.entry(path.clone()).or_insert(size),
+            Mapped::Memory(memory) => {
+                let (offset, private) = (line.offset, !line.shared);
+                return Ok(MappingKind::Memory { memory, offset, private });
+            }
+        },
     };
     let offset = line.offset;
     Ok(match line.shared {
@@ -127,19 +136,29 @@ fn kind(pid: i32, line: &Line<'_>, sizes: &mut Sizes) -> Result<MappingKind, Str
 }
 
 fn is_special(name: &str) -> bool {
-    ["/memfd:", "/SYSV", "/dev/zero", "/[aio]"].iter().any(|prefix| name.starts_with(prefix))
+    ["/SYSV", "/[aio]", "/anon_hugepage"].iter().any(|prefix| name.starts_with(prefix))
 }
 
-fn mapped_size(pid: i32, line: &Line<'_>) -> Result<u64, String> {
+enum Mapped {
+    /// How long it is.
+    File(u64),
+    /// A file that has no name.
+    Memory(MemoryId),
+}
+
+fn mapped(pid: i32, line: &Line<'_>) -> Result<Mapped, String> {
     let link = format!("/proc/{pid}/map_files/{:x}-{:x}", line.start, line.end);
     let file = fs::metadata(link).map_err(|err| format!("its file cannot be looked at ({err})"))?;
     if !file.is_file() {
         return Err("it is a device's, and those are not captured".to_owned());
     }
-    if file.nlink() == 0 || line.name.ends_with(" (deleted)") {
-        return Err("its file has no name any more; restart the program".to_owned());
+    if file.nlink() == 0 {
+        return Ok(Mapped::Memory((file.dev(), file.ino())));
     }
-    Ok(file.len())
+    if line.name.ends_with(" (deleted)") {
+        return Err("its file was renamed or replaced; restart the program".to_owned());
+    }
+    Ok(Mapped::File(file.len()))
 }
 
 #[cfg(test)]

@@ -23,8 +23,8 @@ pub(crate) fn populated(pagemap: &File, mapping: &Mapping, range: Range) -> io::
 fn query(mapping: &Mapping) -> Option<&'static Query> {
     match mapping.kind {
         MappingKind::Anonymous { .. } => Some(&ANONYMOUS),
-        MappingKind::Private { .. } => Some(&COPIED),
-        MappingKind::Shared { .. } => None,
+        MappingKind::Private { .. } | MappingKind::Memory { private: true, .. } => Some(&COPIED),
+        MappingKind::Shared { .. } | MappingKind::Memory { private: false, .. } => None,
     }
 }
 
@@ -62,6 +62,14 @@ impl Pages {
         }
         self.blocks.push(block);
         Ok(())
+    }
+
+    /// Keeps whole pages, and tells where they are.
+    pub(crate) fn keep(&mut self, block: Vec<u8>) -> u64 {
+        let at = self.len;
+        self.len += block.len() as u64;
+        self.blocks.push(block);
+        at
     }
 }
 

@@ -1,4 +1,4 @@
-//! Sockets: pairs, listeners, and those that are connected to nobody.
+//! Sockets: connections inside, listeners, and those that are connected to nobody.
 
 use std::{cell::OnceCell, collections::HashMap, os::fd::AsRawFd as _};
 
@@ -31,6 +31,14 @@ impl UnixSockets {
     }
 }
 
+impl UnixSockets {
+    /// Whether the other end knows this one.
+    fn is_pair(&self, inode: u64) -> bool {
+        let peer = self.socket(inode).map_or(0, |socket| socket.peer);
+        peer != 0 && self.socket(peer).is_ok_and(|other| other.peer == inode)
+    }
+}
+
 /// What is carried over: level and name.
 const OPTIONS: [(i32, i32); 6] = [
     (libc::SOL_SOCKET, libc::SO_REUSEADDR),
@@ -41,7 +49,7 @@ const OPTIONS: [(i32, i32); 6] = [
     (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
 ];
 
-pub(super) fn kind(seen: &Seen<'_>, unix: &UnixSockets) -> Result<FileKind, String> {
+pub(super) fn kind(seen: &Seen<'_>, unix: &UnixSockets, cwd: &str) -> Result<FileKind, String> {
     let fd = seen.fd.as_raw_fd();
     let option = |name| {
         socket::option(fd, libc::SOL_SOCKET, name)
@@ -53,7 +61,7 @@ pub(super) fn kind(seen: &Seen<'_>, unix: &UnixSockets) -> Result<FileKind, Stri
     let (family, kind) = (option(libc::SO_DOMAIN)?, option(libc::SO_TYPE)?);
     let listens = option(libc::SO_ACCEPTCONN)? != 0;
     match (family, kind) {
-        (libc::AF_UNIX, _) => of_unix(seen, unix, kind, listens),
+        (libc::AF_UNIX, _) => of_unix(seen, unix, kind, listens, cwd),
         (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM) => of_tcp(fd, family, listens),
         (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM) => {
             datagram(fd, family, kind, option(libc::SO_PROTOCOL)?)
@@ -104,21 +112,41 @@ fn listener(fd: i32, family: i32, kind: i32, backlog: i32) -> Result<FileKind, S
 }
 
 fn datagram(fd: i32, family: i32, kind: i32, protocol: i32) -> Result<FileKind, String> {
-    const UNBOUND_UNIX: usize = 2;
-    if socket::peer_address(fd).is_ok() {
-        return Err("connections are not captured yet; close it first".to_owned());
-    }
-    if socket::peek(fd, 1).is_ok_and(|bytes| !bytes.is_empty()) {
+    let address = socket::address(fd).map_err(|err| format!("it has no address ({err})"))?;
+    let peer = socket::peer_address(fd).ok().filter(|peer| is_name(family, peer));
+    if socket::has_message(fd) {
         return Err("something came that was not read yet; try again".to_owned());
     }
-    let address = socket::address(fd).map_err(|err| format!("it has no address ({err})"))?;
-    let is_bound = match family {
+    let options = carried(fd, family);
+    let address = is_name(family, &address).then_some(Bytes(address));
+    let peer = peer.map(Bytes);
+    Ok(FileKind::Datagram(Datagram { family, kind, protocol, address, options, peer }))
+}
+
+/// Whether an address is one.
+fn is_name(family: i32, address: &[u8]) -> bool {
+    const UNBOUND_UNIX: usize = 2;
+    match family {
         libc::AF_UNIX => address.len() > UNBOUND_UNIX,
         _ => address.get(2..4).is_some_and(|port| port != [0, 0]),
-    };
-    let options = carried(fd, family);
-    let address = is_bound.then_some(Bytes(address));
-    Ok(FileKind::Datagram(Datagram { family, kind, protocol, address, options }))
+    }
+}
+
+/// A name that was relative when it was given is of the directory that its process is in, if it is there.
+fn absolute(address: Vec<u8>, cwd: &str) -> Result<Bytes, String> {
+    const NAME: usize = 2;
+    const MAX: usize = 108;
+    match address.get(NAME) {
+        None | Some(0 | b'/') => Ok(Bytes(address)),
+        Some(_) => {
+            let (family, name) = address.split_at(NAME);
+            let name = [cwd.trim_end_matches('/').as_bytes(), b"/", name].concat();
+            if name.len() > MAX {
+                return Err("its name is relative, and too long otherwise".to_owned());
+            }
+            Ok(Bytes([family, &name].concat()))
+        }
+    }
 }
 
 fn of_unix(
@@ -126,37 +154,54 @@ fn of_unix(
     unix: &UnixSockets,
     kind: i32,
     listens: bool,
+    cwd: &str,
 ) -> Result<FileKind, String> {
-    const BACKLOG: i32 = 4096;
     let fd = seen.fd.as_raw_fd();
     let socket = unix.socket(seen.stat.st_ino)?;
-    if socket.shut != 0 {
-        return Err("its other end is closed, or half of it is shut; close it first".to_owned());
-    }
     if listens {
         if socket.waiting > 0 {
             return Err("connections wait to be accepted; try again".to_owned());
         }
-        return listener(fd, libc::AF_UNIX, kind, BACKLOG);
+        let mut listener = listener(fd, libc::AF_UNIX, kind, socket.backlog as i32)?;
+        if let FileKind::Listener(listener) = &mut listener {
+            listener.address = absolute(std::mem::take(&mut listener.address.0), cwd)?;
+        }
+        return Ok(listener);
     }
-    if socket.peer == 0 {
-        return datagram(fd, libc::AF_UNIX, kind, 0);
+    if kind == libc::SOCK_DGRAM && !unix.is_pair(seen.stat.st_ino) || !socket.connected {
+        return of_unconnected(fd, kind, socket, cwd);
     }
     let address = socket::address(fd).map_err(|err| format!("it has no address ({err})"))?;
-    if address.len() > 2 {
-        return Err("a connection through a named socket is not captured yet".to_owned());
-    }
-    if socket::peer_address(fd).is_ok_and(|address| address.len() > 2) {
-        return Err("a connection through a named socket is not captured yet".to_owned());
-    }
+    let address =
+        if is_name(libc::AF_UNIX, &address) { absolute(address, cwd)? } else { Bytes::default() };
     let waiting = rustix::io::ioctl_fionread(seen.fd).unwrap_or(0) as usize;
     let queued = match (waiting, kind) {
-        (0, _) => Vec::new(),
+        (0, libc::SOCK_STREAM) => Vec::new(),
         (_, libc::SOCK_STREAM) => {
             let bytes = socket::peek(fd, waiting);
             vec![Bytes(bytes.map_err(|err| format!("it cannot be read ({err})"))?)]
         }
-        _ => return Err("messages wait that were not read yet; try again".to_owned()),
+        _ if socket::has_message(fd) => {
+            return Err("messages wait that were not read yet; try again".to_owned());
+        }
+        _ => Vec::new(),
     };
-    Ok(FileKind::Pair { socket: seen.stat.st_ino, peer: socket.peer, kind, queued })
+    let (peer, shut) = (socket.peer, socket.shut);
+    Ok(FileKind::Pair { socket: seen.stat.st_ino, peer, kind, queued, address, shut })
+}
+
+fn of_unconnected(fd: i32, kind: i32, socket: UnixSocket, cwd: &str) -> Result<FileKind, String> {
+    if socket.shut != 0 {
+        return Err("half of it is shut; close it first".to_owned());
+    }
+    let mut found = datagram(fd, libc::AF_UNIX, kind, 0)?;
+    if let FileKind::Datagram(found) = &mut found {
+        for address in found.address.iter_mut().chain(&mut found.peer) {
+            *address = absolute(std::mem::take(&mut address.0), cwd)?;
+        }
+        if socket.peer != 0 && found.peer.is_none() {
+            return Err("whom it is connected to has no name; close it first".to_owned());
+        }
+    }
+    Ok(found)
 }

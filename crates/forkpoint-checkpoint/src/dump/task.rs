@@ -74,7 +74,10 @@ pub(super) fn look(held: &mut Held, common: &Common, findings: &mut Findings) ->
     for task in &mut held.tasks {
         threads.push(look_at_thread(pid, task, common, &whose, findings)?);
     }
-    let waiting = status.hex("SigPnd")? | status.hex("ShdPnd")?;
+    let mut waiting = status.hex("SigPnd")? | status.hex("ShdPnd")?;
+    if held.tasks.iter().any(|task| task.job_stop != 0) {
+        waiting |= 1 << (libc::SIGSTOP - 1);
+    }
     let bell = quiet_signal(status.hex("SigCgt")?, status.hex("SigIgn")?, waiting);
     if bell.is_none() {
         findings.refuse(&whose, "a handler for every signal", "none is left to lead it by");
@@ -98,6 +101,7 @@ pub(super) fn look(held: &mut Held, common: &Common, findings: &mut Findings) ->
         subreaper: false,
         dumpable: 1,
         oom_score_adj: oom_score_adj(pid)?,
+        locks: Vec::new(),
         threads,
     };
     Ok(Draft {

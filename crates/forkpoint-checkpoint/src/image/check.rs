@@ -2,7 +2,10 @@
 
 use std::collections::HashSet;
 
-use super::model::{Alive, FileKind, Life, Mapping, OpenFile, Process, Snapshot, Thread};
+use super::{
+    model::{Alive, Life, Mapping, MappingKind, Memory, Process, Snapshot, Stored, Thread},
+    open::{FileKind, FileLock, OpenFile, RangeLock},
+};
 use crate::{
     arch::{SPACE_END, SPACE_START},
     sys::{PAGE, task::LIMITS},
@@ -15,6 +18,9 @@ const FILES_MAX: usize = 1 << 20;
 const PID_MAX: i32 = 1 << 22;
 const NUMBER_MAX: i32 = 1 << 20;
 const TERMINAL_MAX: u32 = 1 << 20;
+const LOCKS_MAX: usize = 1 << 16;
+const WATCH_MAX: i32 = 1 << 20;
+const ADVICE: [i32; 8] = [1, 2, 10, 12, 14, 15, 16, 18];
 const SIGNALS: usize = 64;
 const EXTENDED_MIN: usize = 576;
 const EXTENDED_MAX: usize = 16 << 10;
@@ -29,7 +35,7 @@ fn must(holds: bool, what: impl FnOnce() -> String) -> Verdict {
 }
 
 pub(super) fn snapshot(snapshot: &Snapshot, pages_len: u64) -> Verdict {
-    let Snapshot { processes, files, machine: _ } = snapshot;
+    let Snapshot { processes, files, memories, machine: _ } = snapshot;
     must(processes.len() <= PROCESSES_MAX, || "too many processes".to_owned())?;
     must(files.len() <= FILES_MAX, || "too many open files".to_owned())?;
     must(pages_len.is_multiple_of(PAGE), || "half a page".to_owned())?;
@@ -48,8 +54,36 @@ pub(super) fn snapshot(snapshot: &Snapshot, pages_len: u64) -> Verdict {
         }
     }
     files.iter().enumerate().try_for_each(|(index, file)| {
-        open_file(file).map_err(|why| format!("open file {index}: {why}"))
-    })
+        open_file(file, files.len()).map_err(|why| format!("open file {index}: {why}"))
+    })?;
+    memories.iter().try_for_each(|memory| self::memory(memory, pages_len))?;
+    no_memory_is_missing(snapshot)
+}
+
+fn memory(memory: &Memory, pages_len: u64) -> Verdict {
+    let told = |what: &str| format!("memory {:?}: {what}", memory.id);
+    must(memory.len_bytes < 1 << 47, || told("no such length"))?;
+    must(memory.name.len() < 250 && !memory.name.contains('\0'), || told("no such name"))?;
+    must(memory.mode <= 0o7777 && memory.seals < 1 << 8, || told("no such state"))?;
+    let inside =
+        |start, end| is_range(start, end) && end <= memory.len_bytes.next_multiple_of(PAGE);
+    stored(&memory.stored, inside, pages_len).map_err(|why| told(&why))
+}
+
+fn no_memory_is_missing(snapshot: &Snapshot) -> Verdict {
+    let all: HashSet<_> = snapshot.memories.iter().map(|memory| memory.id).collect();
+    must(all.len() == snapshot.memories.len(), || "a memory is there twice".to_owned())?;
+    let alive = snapshot.processes.iter().filter_map(Process::alive);
+    let mapped = alive.flat_map(|alive| &alive.mappings).filter_map(|m| match &m.kind {
+        MappingKind::Memory { memory, .. } => Some(memory),
+        _ => None,
+    });
+    let opened = snapshot.files.iter().filter_map(|file| match &file.kind {
+        FileKind::Memory { memory, .. } => Some(memory),
+        _ => None,
+    });
+    let known = mapped.chain(opened).all(|id| all.contains(id));
+    must(known, || "a memory is missing".to_owned())
 }
 
 fn tree(process: &Process, seen: &mut HashSet<i32>, numbers: &mut HashSet<i32>) -> Verdict {
@@ -94,6 +128,8 @@ fn alive(alive: &Alive, files: &[OpenFile], pages_len: u64) -> Verdict {
     alive.threads.iter().try_for_each(thread)?;
     mappings(&alive.mappings, pages_len)?;
     let mut numbers = HashSet::new();
+    must(alive.locks.len() <= LOCKS_MAX, || "too many locks".to_owned())?;
+    alive.locks.iter().try_for_each(|lock| range_lock(&lock.range))?;
     alive.descriptors.iter().try_for_each(|descriptor| {
         must((0..NUMBER_MAX).contains(&descriptor.number), || "no such descriptor".to_owned())?;
         must(numbers.insert(descriptor.number), || "a descriptor is there twice".to_owned())?;
@@ -133,14 +169,18 @@ fn mappings(mappings: &[Mapping], pages_len: u64) -> Verdict {
         must(mapping.access <= 7, || told("no such access"))?;
         last = mapping.end;
         ranges(mapping, pages_len).map_err(|why| told(&why))?;
-        if let super::MappingKind::Private { path, offset, .. }
-        | super::MappingKind::Shared { path, offset, .. } = &mapping.kind
-        {
-            self::path(path)?;
-            must(offset.is_multiple_of(PAGE) && *offset < 1 << 62, || {
-                told("no such place in its file")
-            })?;
-        }
+        let offset = match &mapping.kind {
+            MappingKind::Private { path, offset, .. }
+            | MappingKind::Shared { path, offset, .. } => {
+                self::path(path)?;
+                *offset
+            }
+            MappingKind::Memory { offset, .. } => *offset,
+            MappingKind::Anonymous { .. } => 0,
+        };
+        must(offset.is_multiple_of(PAGE) && offset < 1 << 62, || {
+            told("no such place in its file")
+        })?;
     }
     Ok(())
 }
@@ -156,8 +196,17 @@ fn ranges(mapping: &Mapping, pages_len: u64) -> Verdict {
         must(inside(*start, *end) && last <= *start, || "pages out of order".to_owned())?;
         last = *end;
     }
-    last = 0;
-    for stored in &mapping.stored {
+    must(mapping.advice.iter().all(|advice| ADVICE.contains(advice)), || {
+        "no such advice".to_owned()
+    })?;
+    let guards = mapping.guards.iter().all(|(start, end)| inside(*start, *end));
+    must(guards, || "guards elsewhere".to_owned())?;
+    stored(&mapping.stored, inside, pages_len)
+}
+
+fn stored(all: &[Stored], inside: impl Fn(u64, u64) -> bool, pages_len: u64) -> Verdict {
+    let mut last = 0;
+    for stored in all {
         let in_order = inside(stored.start, stored.end) && last <= stored.start;
         must(in_order, || "stored pages out of order".to_owned())?;
         last = stored.end;
@@ -174,9 +223,24 @@ fn path(path: &str) -> Verdict {
     must(valid, || "a path that is none".to_owned())
 }
 
-fn open_file(file: &OpenFile) -> Verdict {
+fn range_lock(range: &RangeLock) -> Verdict {
+    let valid =
+        range.start < 1 << 63 && range.end.is_none_or(|end| range.start < end && end < 1 << 63);
+    must(valid, || "a lock of no part".to_owned())
+}
+
+fn open_file(file: &OpenFile, files: usize) -> Verdict {
     const PIPE_MAX: u32 = 1 << 30;
+    must(file.locks.len() <= LOCKS_MAX, || "too many locks".to_owned())?;
+    for lock in &file.locks {
+        if let FileLock::Part(range) = lock {
+            range_lock(range)?;
+        }
+    }
     match &file.kind {
+        FileKind::Memory { position, .. } => {
+            must(*position < 1 << 63, || "no such position".to_owned())
+        }
         FileKind::Path { path, position, .. } => {
             self::path(path)?;
             must(*position < 1 << 63, || "no such position".to_owned())
@@ -189,10 +253,19 @@ fn open_file(file: &OpenFile) -> Verdict {
             let fits = content.0.len() as u64 <= u64::from(*capacity) && *capacity <= PIPE_MAX;
             must(fits, || "more than fits into a pipe".to_owned())
         }
-        FileKind::Poll { watched, .. } => {
-            must(watched.len() <= FILES_MAX, || "too many watched descriptors".to_owned())
+        FileKind::Poll { watched, targets, .. } => {
+            must(watched.len() <= FILES_MAX, || "too many watched descriptors".to_owned())?;
+            let numbers = watched.iter().all(|(number, ..)| (0..NUMBER_MAX).contains(number));
+            must(numbers, || "no such descriptor".to_owned())?;
+            let known = targets.is_empty() || targets.len() == watched.len();
+            must(known && targets.iter().all(|target| *target < files), || {
+                "a poll of no open file".to_owned()
+            })
         }
-        FileKind::Watch { watches } => watches.iter().try_for_each(|(_, path, _)| self::path(path)),
+        FileKind::Watch { watches } => watches.iter().try_for_each(|(number, path, _)| {
+            must((1..=WATCH_MAX).contains(number), || "no such watch".to_owned())?;
+            self::path(path)
+        }),
         FileKind::Master { terminal, settings, .. } => {
             let valid = *terminal < TERMINAL_MAX && settings.0.len() <= 128;
             must(valid, || "no such terminal".to_owned())
@@ -204,13 +277,16 @@ fn open_file(file: &OpenFile) -> Verdict {
             must(listener.address.0.len() <= 128, || "no such address".to_owned())
         }
         FileKind::Datagram(socket) => {
-            let fits = socket.address.as_ref().is_none_or(|address| address.0.len() <= 128);
-            must(fits, || "no such address".to_owned())
+            let mut all = socket.address.iter().chain(&socket.peer);
+            must(all.all(|address| address.0.len() <= 128), || "no such address".to_owned())
+        }
+        FileKind::Pair { address, shut, .. } => {
+            let fits = address.0.len() <= 128 && *shut <= 3;
+            must(fits, || "no such end of a connection".to_owned())
         }
         FileKind::Deleted { .. }
         | FileKind::Event { .. }
         | FileKind::Timer { .. }
-        | FileKind::Signal { .. }
-        | FileKind::Pair { .. } => Ok(()),
+        | FileKind::Signal { .. } => Ok(()),
     }
 }

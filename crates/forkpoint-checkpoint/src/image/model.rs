@@ -5,6 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::open::{OpenFile, RecordLock};
 pub use crate::arch::Registers;
 
 /// Bytes, in hexadecimal digits.
@@ -18,6 +19,9 @@ pub struct Snapshot {
     pub processes: Vec<Process>,
     /// Open files; descriptors of any process point here.
     pub files: Vec<OpenFile>,
+    /// Memory that is a file without a name; mappings and open files point here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub memories: Vec<Memory>,
 }
 
 /// Where it was captured: kernel memory is not portable.
@@ -77,6 +81,9 @@ pub struct Alive {
     pub subreaper: bool,
     pub dumpable: u32,
     pub oom_score_adj: i32,
+    /// Locks of parts of files that are the process's (`fcntl`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub locks: Vec<RecordLock>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -141,6 +148,12 @@ pub struct Mapping {
     pub pages: Vec<(u64, u64)>,
     /// Which of them are in this image, and where; the others are in the images that it lies over.
     pub stored: Vec<Stored>,
+    /// What the kernel was told about it (`madvise`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub advice: Vec<i32>,
+    /// Ranges that nobody may touch.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub guards: Vec<(u64, u64)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -161,6 +174,29 @@ pub enum MappingKind {
         offset: u64,
         writable: bool,
     },
+    /// A [`Memory`], changed through it or seen privately.
+    Memory {
+        memory: MemoryId,
+        offset: u64,
+        private: bool,
+    },
+}
+
+/// Device and inode, when it was captured.
+pub type MemoryId = (u64, u64);
+
+/// A file that has no name, mapped: memory that processes share, `memfd`, a deleted file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Memory {
+    pub id: MemoryId,
+    /// As `memfd_create` was given it.
+    pub name: String,
+    pub len_bytes: u64,
+    pub mode: u32,
+    /// What must not be done with it any more.
+    pub seals: u32,
+    /// What is not empty of it; all of that is in this image.
+    pub stored: Vec<Stored>,
 }
 
 /// A range of pages, and where in the pages of the image it begins.
@@ -176,126 +212,6 @@ pub struct Descriptor {
     pub number: i32,
     pub file: usize,
     pub close_on_exec: bool,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct OpenFile {
-    /// As `open` takes them, and `O_NONBLOCK` and the like.
-    pub flags: i32,
-    pub kind: FileKind,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum FileKind {
-    /// A file, a directory or a device that everybody has.
-    Path {
-        path: String,
-        position: u64,
-        directory: bool,
-        lock: Option<Lock>,
-    },
-    /// It has no name any more.
-    Deleted {
-        content: Bytes,
-        position: u64,
-        mode: u32,
-        inode: u64,
-    },
-    /// One end; both have the same number.
-    Pipe {
-        pipe: u64,
-        capacity: u32,
-        content: Bytes,
-    },
-    /// One end of a pipe, whose other end somebody outside has or had.
-    Client {
-        pipe: u64,
-        capacity: u32,
-        content: Bytes,
-    },
-    /// A pipe with a name.
-    Fifo {
-        path: String,
-        pipe: u64,
-        capacity: u32,
-        content: Bytes,
-    },
-    Event {
-        count: u64,
-        semaphore: bool,
-    },
-    /// Interval and value, seconds and nanoseconds.
-    Timer {
-        clock: i32,
-        value: [u64; 4],
-        ticks: u64,
-    },
-    Signal {
-        mask: u64,
-    },
-    /// Descriptor of the owner, events, data.
-    Poll {
-        owner: i32,
-        watched: Vec<(i32, u32, u64)>,
-    },
-    /// One end of a pair; each knows the other's number.
-    Pair {
-        socket: u64,
-        peer: u64,
-        kind: i32,
-        queued: Vec<Bytes>,
-    },
-    Listener(Listener),
-    /// Bound or not, connected to nobody.
-    Datagram(Datagram),
-    Master {
-        terminal: u32,
-        settings: Bytes,
-        size: [u16; 4],
-        foreground: i32,
-        locked: bool,
-    },
-    Terminal {
-        terminal: u32,
-    },
-    /// Paths that are watched and for what; `wd` is kept.
-    Watch {
-        watches: Vec<(i32, String, u32)>,
-    },
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Listener {
-    pub family: i32,
-    pub kind: i32,
-    pub address: Bytes,
-    pub backlog: i32,
-    pub options: Vec<SocketOption>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Datagram {
-    pub family: i32,
-    pub kind: i32,
-    pub protocol: i32,
-    pub address: Option<Bytes>,
-    pub options: Vec<SocketOption>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SocketOption {
-    pub level: i32,
-    pub name: i32,
-    pub value: Bytes,
-}
-
-/// A lock of the whole open file (`flock`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Lock {
-    Shared,
-    Exclusive,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -49,7 +49,16 @@ fn alive(pid: i32, stored: Vec<Stored>) -> Alive {
             exe: "/bin/sleep".to_owned(),
             vdso: Some(0x7fff_0000_0000),
         },
-        mappings: vec![Mapping { start, end: start + 8 * PAGE, access: 3, kind, pages, stored }],
+        mappings: vec![Mapping {
+            start,
+            end: start + 8 * PAGE,
+            access: 3,
+            kind,
+            pages,
+            stored,
+            advice: Vec::new(),
+            guards: Vec::new(),
+        }],
         descriptors: vec![Descriptor { number: 0, file: 0, close_on_exec: false }],
         cwd: "/".to_owned(),
         umask: 0o22,
@@ -63,6 +72,7 @@ fn alive(pid: i32, stored: Vec<Stored>) -> Alive {
         subreaper: false,
         dumpable: 1,
         oom_score_adj: 0,
+        locks: Vec::new(),
     }
 }
 
@@ -92,7 +102,8 @@ fn snapshot(stored: Vec<Stored>) -> Snapshot {
             process(2, 1, Life::Alive(Box::new(alive(2, stored)))),
             process(3, 2, Life::Dead { status: 256 }),
         ],
-        files: vec![OpenFile { flags: 2, kind: path }],
+        memories: Vec::new(),
+        files: vec![OpenFile { locks: Vec::new(), flags: 2, kind: path }],
     }
 }
 

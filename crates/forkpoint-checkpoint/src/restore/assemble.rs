@@ -8,10 +8,13 @@ use super::{
 };
 use crate::{
     arch::{self, SPACE_END, SPACE_START},
-    image::{Alive, Bytes, Chain, Credentials, Mapping, MappingKind, PosixTimer, Thread},
+    image::{
+        Alive, Bytes, Chain, Credentials, Lock, Mapping, MappingKind, PosixTimer, RecordLock,
+        Thread,
+    },
     ranges::Range,
     script::Script,
-    sys::{PAGE, task::LIMITS},
+    sys::{PAGE, socket::record, task::LIMITS},
 };
 
 /// What a process runs to become another.
@@ -91,6 +94,8 @@ fn at(
     }
     describe_space(&mut leader, alive, numbers)?;
     leader.call(libc::SYS_close_range, &[numbers.base as u64, u32::MAX.into(), 0]);
+    // Closing any descriptor of a file gives back the process's locks of it.
+    record_locks(&mut leader, alive)?;
     signals(&mut leader, pid, alive)?;
     timers(&mut leader, alive)?;
     for (thread, script) in alive.threads[1..].iter().zip(&others) {
@@ -122,7 +127,7 @@ fn thread_data(thread: &Thread) -> usize {
 
 fn leader_data(alive: &Alive) -> usize {
     let fixed = 64 * 80 + 3 * 64 + LIMITS as usize * 64 + alive.space.auxv.0.len() + 1024;
-    let timers = alive.posix_timers.len() * 256;
+    let timers = alive.posix_timers.len() * 256 + alive.locks.len() * 64;
     let threads = alive.threads.len() * 256;
     fixed + timers + threads + 192 * alive.pending.len() + thread_data(&alive.threads[0])
 }
@@ -131,11 +136,14 @@ fn leader_data(alive: &Alive) -> usize {
 fn leader_len(alive: &Alive, chain: &Chain, pid: i32) -> u64 {
     let pieces: usize =
         alive.mappings.iter().map(|mapping| chain.pieces(pid, mapping).count()).sum();
+    let advice: usize = alive.mappings.iter().map(|m| m.advice.len() + m.guards.len()).sum();
     let calls = 512
+        + advice
         + alive.mappings.len() * 3
         + pieces
         + alive.threads.len() * 2
         + alive.posix_timers.len() * 3
+        + alive.locks.len()
         + alive.pending.len()
         + alive.threads[0].pending.len();
     (leader_data(alive) + calls * 56 + 4096) as u64
@@ -170,6 +178,13 @@ fn map(
         MappingKind::Private { path, offset, .. } => {
             (private, numbers.mapped(path)? as u64, *offset)
         }
+        MappingKind::Memory { memory, offset, private: true } => {
+            (private, numbers.memory(memory)? as u64, *offset)
+        }
+        MappingKind::Memory { memory, offset, private: false } => {
+            let shared = (libc::MAP_SHARED | libc::MAP_FIXED) as u64;
+            (shared, numbers.memory(memory)? as u64, *offset)
+        }
         MappingKind::Shared { path, offset, .. } => {
             let shared = (libc::MAP_SHARED | libc::MAP_FIXED) as u64;
             (shared, numbers.mapped(path)? as u64, *offset)
@@ -183,7 +198,18 @@ fn map(
     if must_open {
         script.call(libc::SYS_mprotect, &[start, len, mapping.access.into()]);
     }
+    advise(script, mapping);
     Ok(())
+}
+
+pub(crate) fn advise(script: &mut Script, mapping: &Mapping) {
+    const GUARD_INSTALL: u64 = 102;
+    for advice in &mapping.advice {
+        script.call(libc::SYS_madvise, &[mapping.start, mapping.len(), *advice as u64]);
+    }
+    for (start, end) in &mapping.guards {
+        script.call(libc::SYS_madvise, &[*start, end - start, GUARD_INSTALL]);
+    }
 }
 
 fn describe_space(script: &mut Script, alive: &Alive, numbers: &Numbers) -> io::Result<()> {
@@ -196,6 +222,15 @@ fn describe_space(script: &mut Script, alive: &Alive, numbers: &Numbers) -> io::
     let map = script.put_words(&words)?;
     let len = words.len() as u64 * 8;
     script.call(libc::SYS_prctl, &[libc::PR_SET_MM as u64, SET_MAP, map, len]);
+    Ok(())
+}
+
+pub(crate) fn record_locks(script: &mut Script, alive: &Alive) -> io::Result<()> {
+    for RecordLock { descriptor, range } in &alive.locks {
+        let exclusive = range.lock == Lock::Exclusive;
+        let record = script.put_words(&record(exclusive, range.start, range.end))?;
+        script.call(libc::SYS_fcntl, &[*descriptor as u64, libc::F_SETLK as u64, record]);
+    }
     Ok(())
 }
 

@@ -17,13 +17,11 @@ use rustix::{
     process::{Resource, Rlimit, getrlimit, setrlimit},
 };
 
-use super::{Numbers, Plan};
+use super::{Numbers, Plan, shared, sockets, watches};
 use crate::{
     coverage::DEVICES,
     error::{Doing as _, Error, Result},
-    image::{
-        Bytes, Datagram, FileKind, Listener, Lock, MappingKind, OpenFile, Process, SocketOption,
-    },
+    image::{Bytes, FileKind, FileLock, Lock, MappingKind, OpenFile, Process, RangeLock},
     sys::socket,
 };
 
@@ -34,6 +32,11 @@ pub(super) fn open_all(plan: &Plan<'_>) -> Result<()> {
         copy_to(from, to).system("keep the pages open")?;
     }
     mapped_files(plan)?;
+    for memory in &plan.snapshot().memories {
+        let fd = shared::make(memory, plan.chain).system("make shared memory")?;
+        let number = plan.numbers.memory(&memory.id).system("make shared memory")?;
+        place(fd, number).system("place a descriptor")?;
+    }
     let mut opener = Opener::new(plan);
     for (index, file) in plan.snapshot().files.iter().enumerate() {
         let fd = opener.open(file).map_err(|source| {
@@ -42,8 +45,31 @@ pub(super) fn open_all(plan: &Plan<'_>) -> Result<()> {
         })?;
         place(fd, plan.numbers.file(index)).system("place a descriptor")?;
     }
+    finish_all(plan, &opener)
+}
+
+/// What needs others to be there, in this order: names of connections, listeners who have the same,
+/// who is connected to a name, what is shut; and watches when nothing is opened any more.
+fn finish_all(plan: &Plan<'_>, opener: &Opener<'_>) -> Result<()> {
+    let steps: [Step; 5] = [
+        sockets::name_connection,
+        sockets::listen,
+        sockets::connect,
+        sockets::shut,
+        watches::watch,
+    ];
+    for step in steps {
+        for (index, file) in plan.snapshot().files.iter().enumerate() {
+            step(plan.numbers.file(index), &file.kind).map_err(|source| {
+                let step = format!("open file {index} ({})", told(&file.kind));
+                Error::Step { pid: opener.holder(index), step, source }
+            })?;
+        }
+    }
     Ok(())
 }
+
+type Step = fn(RawFd, &FileKind) -> io::Result<()>;
 
 pub(super) fn close_all(numbers: &Numbers) {
     // SAFETY: nobody else in this process uses these numbers: they were found free.
@@ -116,11 +142,16 @@ fn mapped_files(plan: &Plan<'_>) -> Result<()> {
 }
 
 /// Opens a name in this root; a link in it cannot lead out, and nothing is waited for.
-fn inside(path: &str, flags: OFlags) -> io::Result<OwnedFd> {
+pub(super) fn inside(path: &str, flags: OFlags) -> io::Result<OwnedFd> {
     let confined = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open("/", directory, Mode::empty())?;
-    let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
+    // With `O_PATH` no other flag is allowed.
+    let flags = match flags.contains(OFlags::PATH) {
+        true => flags & (OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW),
+        false => flags | OFlags::NOCTTY,
+    };
+    let flags = flags | OFlags::CLOEXEC;
     let name = path.trim_start_matches('/');
     let name = if name.is_empty() { "." } else { name };
     Ok(openat2(root, name, flags, Mode::empty(), confined)?)
@@ -132,12 +163,20 @@ struct Opener<'a> {
     pipes: HashMap<u64, (OwnedFd, OwnedFd)>,
     /// The other end of a pair of which one was asked for, by its number.
     pairs: HashMap<u64, OwnedFd>,
+    /// Pipes with a name, both ends.
+    fifos: HashMap<u64, OwnedFd>,
     deleted: HashMap<u64, OwnedFd>,
 }
 
 impl<'a> Opener<'a> {
     fn new(plan: &'a Plan<'a>) -> Self {
-        Self { plan, pipes: HashMap::new(), pairs: HashMap::new(), deleted: HashMap::new() }
+        Self {
+            plan,
+            pipes: HashMap::new(),
+            pairs: HashMap::new(),
+            fifos: HashMap::new(),
+            deleted: HashMap::new(),
+        }
     }
 
     /// Some process that has it.
@@ -149,6 +188,20 @@ impl<'a> Opener<'a> {
     }
 
     fn open(&mut self, file: &OpenFile) -> io::Result<OwnedFd> {
+        let fd = self.open_kind(file)?;
+        for lock in &file.locks {
+            match lock {
+                FileLock::Whole(lock) => lock_whole(&fd, *lock)?,
+                FileLock::Part(RangeLock { lock, start, end }) => {
+                    let record = socket::record(*lock == Lock::Exclusive, *start, *end);
+                    socket::lock_part(fd.as_raw_fd(), &record)?;
+                }
+            }
+        }
+        Ok(fd)
+    }
+
+    fn open_kind(&mut self, file: &OpenFile) -> io::Result<OwnedFd> {
         let flags = OFlags::from_bits_retain(file.flags as u32);
         match &file.kind {
             FileKind::Path { path, position, directory, lock } => {
@@ -156,13 +209,17 @@ impl<'a> Opener<'a> {
                 if *position != 0 && !flags.contains(OFlags::PATH) {
                     rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(*position))?;
                 }
-                if let Some(lock) = lock {
-                    socket::lock_file(fd.as_raw_fd(), matches!(lock, Lock::Exclusive))?;
-                }
+                lock.map_or(Ok(()), |lock| lock_whole(&fd, lock))?;
                 Ok(fd)
             }
             FileKind::Deleted { content, position, mode, inode } => {
                 let fd = self.deleted(content, *mode, *inode, flags)?;
+                rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(*position))?;
+                Ok(fd)
+            }
+            FileKind::Memory { memory, position } => {
+                let number = self.plan.numbers.memory(memory)?;
+                let fd = reopen(number, flags.difference(OFlags::TMPFILE | OFlags::NOFOLLOW))?;
                 rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(*position))?;
                 Ok(fd)
             }
@@ -182,11 +239,15 @@ impl<'a> Opener<'a> {
                 use rustix::event::epoll::{CreateFlags, create};
                 Ok(create(CreateFlags::CLOEXEC)?)
             }
-            FileKind::Pair { socket, peer, kind, queued } => {
+            FileKind::Pair { socket, peer, kind, queued, .. } => {
                 self.pair(*socket, *peer, *kind, queued, flags)
             }
-            FileKind::Listener(listener) => listen(listener, flags),
-            FileKind::Datagram(socket) => datagram(socket, flags),
+            FileKind::Listener(listener) => sockets::listener(listener, flags),
+            FileKind::Datagram(socket) => sockets::datagram(socket, flags),
+            FileKind::Watch { .. } => watches::open(flags),
+            FileKind::Fifo { path, pipe, capacity, content } => {
+                self.fifo(path, *pipe, *capacity, content, flags)
+            }
             FileKind::Master { terminal, settings, size, locked, .. } => {
                 master(*terminal, &settings.0, *size, *locked, flags)
             }
@@ -195,9 +256,6 @@ impl<'a> Opener<'a> {
                 flags | OFlags::CLOEXEC | OFlags::NOCTTY,
                 Mode::empty(),
             )?),
-            FileKind::Fifo { .. } | FileKind::Watch { .. } => {
-                Err(io::ErrorKind::Unsupported.into())
-            }
         }
     }
 
@@ -217,9 +275,8 @@ impl<'a> Opener<'a> {
             file.write_all(&content.0)?;
             place.insert(file.into());
         }
-        let path = format!("/proc/self/fd/{}", self.deleted[&inode].as_raw_fd());
-        let flags = flags.difference(OFlags::TMPFILE | OFlags::NOFOLLOW) | OFlags::CLOEXEC;
-        Ok(rustix::fs::open(path, flags, Mode::empty())?)
+        let flags = flags.difference(OFlags::TMPFILE | OFlags::NOFOLLOW);
+        reopen(self.deleted[&inode].as_raw_fd(), flags)
     }
 
     fn pipe(
@@ -240,8 +297,32 @@ impl<'a> Opener<'a> {
         }
         let is_writer = flags.contains(OFlags::WRONLY);
         // Each open file of the image is an open file of its own, also where several are one end.
-        let path = format!("/proc/self/fd/{}", if is_writer { writer } else { reader }.as_raw_fd());
-        Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
+        reopen(if is_writer { writer } else { reader }.as_raw_fd(), flags)
+    }
+
+    /// Opened at both ends first, so that nobody waits for the other.
+    fn fifo(
+        &mut self,
+        path: &str,
+        pipe: u64,
+        capacity: u32,
+        content: &Bytes,
+        flags: OFlags,
+    ) -> io::Result<OwnedFd> {
+        if let Entry::Vacant(place) = self.fifos.entry(pipe) {
+            let both = inside(path, OFlags::RDWR | OFlags::NONBLOCK)?;
+            if FileType::from_raw_mode(fstat(&both)?.st_mode) != FileType::Fifo {
+                return Err(io::Error::other("it is of another kind than it was"));
+            }
+            fcntl_setpipe_size(&both, capacity as usize)?;
+            place.insert(both);
+        }
+        if !content.0.is_empty() {
+            write_now(&self.fifos[&pipe], &content.0)?;
+        }
+        let fd = inside(path, flags | OFlags::NONBLOCK)?;
+        fcntl_setfl(&fd, flags & OFlags::NONBLOCK)?;
+        Ok(fd)
     }
 
     fn pair(
@@ -265,7 +346,10 @@ impl<'a> Opener<'a> {
                 let flags = SocketFlags::CLOEXEC;
                 let (ours, theirs) =
                     rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None)?;
-                self.pairs.insert(peer, theirs.try_clone()?);
+                // One that is closed will be.
+                if peer != 0 {
+                    self.pairs.insert(peer, theirs.try_clone()?);
+                }
                 (ours, theirs)
             }
         };
@@ -298,11 +382,21 @@ fn write_now(fd: &OwnedFd, mut bytes: &[u8]) -> io::Result<()> {
     Ok(fcntl_setfl(fd, OFlags::empty())?)
 }
 
+/// The same file, opened once more.
+fn reopen(number: RawFd, flags: OFlags) -> io::Result<OwnedFd> {
+    let path = format!("/proc/self/fd/{number}");
+    Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
+}
+
+fn lock_whole(fd: &OwnedFd, lock: Lock) -> io::Result<()> {
+    socket::lock_file(fd.as_raw_fd(), lock == Lock::Exclusive)
+}
+
 fn open_path(path: &str, flags: OFlags, directory: bool) -> io::Result<OwnedFd> {
     let flags = if directory { flags | OFlags::DIRECTORY } else { flags };
     // A fifo that took the name would be waited for.
-    let fd = inside(path, flags.difference(OFlags::TMPFILE) | OFlags::NONBLOCK)
-        .or_else(|err| if flags.contains(OFlags::PATH) { inside(path, flags) } else { Err(err) })?;
+    let plain = flags.difference(OFlags::TMPFILE) | (flags & OFlags::DIRECTORY);
+    let fd = inside(path, plain | OFlags::NONBLOCK)?;
     let wanted = match FileType::from_raw_mode(fstat(&fd)?.st_mode) {
         FileType::Directory => directory,
         FileType::RegularFile => !directory,
@@ -337,58 +431,6 @@ fn timer(clock: i32, value: &[u64; 4], ticks: u64, flags: OFlags) -> io::Result<
 
 fn signals(mask: u64, flags: OFlags) -> io::Result<OwnedFd> {
     let fd = socket::signals(mask)?;
-    fcntl_setfl(&fd, flags & OFlags::NONBLOCK)?;
-    Ok(fd)
-}
-
-fn new_socket(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
-    let family = AddressFamily::from_raw(family as u16);
-    let protocol = u32::try_from(protocol).ok().and_then(std::num::NonZero::new);
-    let protocol = protocol.map(rustix::net::Protocol::from_raw);
-    let kind = SocketType::from_raw(kind as u32);
-    Ok(rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, protocol)?)
-}
-
-fn options(fd: &OwnedFd, options: &[SocketOption]) -> io::Result<()> {
-    options.iter().try_for_each(|option| {
-        socket::set_option(fd.as_raw_fd(), option.level, option.name, &option.value.0)
-    })
-}
-
-/// A socket's file is made by binding: the one that is there is its old one.
-fn make_way(family: i32, address: &[u8]) {
-    if family != libc::AF_UNIX || address.get(2).is_none_or(|first| *first == 0) {
-        return;
-    }
-    let path: Vec<u8> = address[2..].iter().copied().take_while(|byte| *byte != 0).collect();
-    if let Ok(path) = std::str::from_utf8(&path)
-        && std::fs::symlink_metadata(path).is_ok_and(|found| {
-            use std::os::unix::fs::FileTypeExt as _;
-            found.file_type().is_socket()
-        })
-    {
-        // If it stays, binding tells.
-        let _ = std::fs::remove_file(path);
-    }
-}
-
-fn listen(listener: &Listener, flags: OFlags) -> io::Result<OwnedFd> {
-    let fd = new_socket(listener.family, listener.kind, 0)?;
-    options(&fd, &listener.options)?;
-    make_way(listener.family, &listener.address.0);
-    socket::bind(fd.as_raw_fd(), &listener.address.0)?;
-    rustix::net::listen(&fd, listener.backlog)?;
-    fcntl_setfl(&fd, flags & OFlags::NONBLOCK)?;
-    Ok(fd)
-}
-
-fn datagram(socket: &Datagram, flags: OFlags) -> io::Result<OwnedFd> {
-    let fd = new_socket(socket.family, socket.kind, socket.protocol)?;
-    options(&fd, &socket.options)?;
-    if let Some(address) = &socket.address {
-        make_way(socket.family, &address.0);
-        socket::bind(fd.as_raw_fd(), &address.0)?;
-    }
     fcntl_setfl(&fd, flags & OFlags::NONBLOCK)?;
     Ok(fd)
 }

@@ -225,6 +225,11 @@ fn descriptors(plan: &Plan<'_>, all: &[Descriptor]) -> io::Result<()> {
     let base = plan.numbers.base;
     // SAFETY: whatever is there belongs to code that this copy never runs again.
     unsafe { libc::syscall(libc::SYS_close_range, 0, base - 1, 0) };
+    for Descriptor { file, .. } in all {
+        if let FileKind::Poll { watched, targets, .. } = &plan.snapshot().files[*file].kind {
+            watch(plan, plan.numbers.file(*file), watched, targets)?;
+        }
+    }
     for Descriptor { number, file, close_on_exec } in all {
         let flags = if *close_on_exec { libc::O_CLOEXEC } else { 0 };
         // SAFETY: below `base`, everything was closed just now.
@@ -233,28 +238,43 @@ fn descriptors(plan: &Plan<'_>, all: &[Descriptor]) -> io::Result<()> {
         }
     }
     for Descriptor { number, file, .. } in all {
-        if let FileKind::Poll { owner, watched } = &plan.snapshot().files[*file].kind
+        if let FileKind::Poll { owner, watched, targets } = &plan.snapshot().files[*file].kind
             && owner == number
+            && targets.is_empty()
         {
-            watch(*number, watched)?;
+            watched.iter().try_for_each(|watched| poll(*number, watched.0, watched))?;
         }
     }
     Ok(())
 }
 
-/// What a poll watches can only be told by somebody who has it under the same numbers.
-fn watch(poll: RawFd, watched: &[(i32, u32, u64)]) -> io::Result<()> {
-    use rustix::event::epoll::{EventData, EventFlags, add};
-    for (number, events, data) in watched {
-        // SAFETY: both are descriptors of the image, placed just now and closed by nobody.
-        let (poll, fd) = unsafe { (BorrowedFd::borrow_raw(poll), BorrowedFd::borrow_raw(*number)) };
-        match add(poll, fd, EventData::new_u64(*data), EventFlags::from_bits_retain(*events)) {
-            // Two descriptors of one poll: the other was here first.
-            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-            Err(err) => return Err(err.into()),
+type Watched = (i32, u32, u64);
+
+/// What a poll watches it knows by file and number, also where the number is another's by now: each is
+/// there for a moment.
+fn watch(plan: &Plan<'_>, number: RawFd, all: &[Watched], targets: &[usize]) -> io::Result<()> {
+    for (watched, target) in all.iter().zip(targets) {
+        // SAFETY: below `base`, everything was closed just now.
+        if unsafe { libc::dup3(plan.numbers.file(*target), watched.0, libc::O_CLOEXEC) } < 0 {
+            return Err(io::Error::last_os_error());
         }
+        let added = poll(number, watched.0, watched);
+        // SAFETY: made just now, and nobody's.
+        unsafe { libc::close(watched.0) };
+        added?;
     }
     Ok(())
+}
+
+fn poll(poll: RawFd, number: RawFd, (_, events, data): &Watched) -> io::Result<()> {
+    use rustix::event::epoll::{EventData, EventFlags, add};
+    // SAFETY: both are descriptors of the image, placed just now and closed by nobody meanwhile.
+    let (poll, fd) = unsafe { (BorrowedFd::borrow_raw(poll), BorrowedFd::borrow_raw(number)) };
+    match add(poll, fd, EventData::new_u64(*data), EventFlags::from_bits_retain(*events)) {
+        // Two descriptors of one poll: the other was here first.
+        Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+        Err(err) => Err(err.into()),
+    }
 }
 
 fn enter(plan: &Plan<'_>, script: &Assembled) -> io::Result<()> {

@@ -11,6 +11,7 @@ use crate::{
     error::{Error, Result},
     freeze::Held,
     image::{Alive, FileKind, OpenFile, Snapshot},
+    restore::record_locks,
     script::Script,
     sys::socket::set_timer,
 };
@@ -37,28 +38,32 @@ pub(super) fn still_fit(
 
 /// Whether one can become the other: what else differs is set by [`positions`].
 fn is_same(was: &OpenFile, is: &OpenFile) -> bool {
-    use FileKind::{Client, Deleted, Event, Path, Pipe, Timer};
-    was.flags == is.flags
+    use FileKind::{Client, Deleted, Event, Fifo, Memory, Path, Pipe, Poll, Timer};
+    (was.flags, &was.locks) == (is.flags, &is.locks)
         && match (&was.kind, &is.kind) {
             (Path { path: a, lock: b, .. }, Path { path: c, lock: d, .. }) => (a, b) == (c, d),
             (Deleted { inode: a, content: b, .. }, Deleted { inode: c, content: d, .. }) => {
                 (a, b) == (c, d)
             }
             (Pipe { pipe: a, .. }, Pipe { pipe: b, .. })
-            | (Client { pipe: a, .. }, Client { pipe: b, .. }) => a == b,
+            | (Client { pipe: a, .. }, Client { pipe: b, .. })
+            | (Fifo { pipe: a, .. }, Fifo { pipe: b, .. }) => a == b,
+            (Memory { memory: a, .. }, Memory { memory: b, .. }) => a == b,
+            (Poll { watched: a, .. }, Poll { watched: b, .. }) => a == b,
             (Event { semaphore: a, .. }, Event { semaphore: b, .. }) => a == b,
             (Timer { clock: a, .. }, Timer { clock: b, .. }) => a == b,
             (was, is) => was == is,
         }
 }
 
-/// Closes what the image does not have.
-pub(super) fn steps(script: &mut Script, now: &Alive, was: &Alive) {
+/// Closes what the image does not have. That may give back locks of the process, which are taken again.
+pub(super) fn steps(script: &mut Script, now: &Alive, was: &Alive) -> io::Result<()> {
     for descriptor in &now.descriptors {
         if !was.descriptors.iter().any(|other| other.number == descriptor.number) {
             script.call(libc::SYS_close, &[descriptor.number as u64]);
         }
     }
+    record_locks(script, was)
 }
 
 /// Sets what belongs to an open file, through a copy of the descriptor.
@@ -67,11 +72,14 @@ pub(super) fn positions(held: &Held, was: &Alive, snapshot: &Snapshot) -> io::Re
         let pull = || pidfd_getfd(&held.pidfd, descriptor.number, PidfdGetfdFlags::empty());
         match &snapshot.files[descriptor.file].kind {
             FileKind::Path { position, directory: false, .. }
-            | FileKind::Deleted { position, .. } => {
+            | FileKind::Deleted { position, .. }
+            | FileKind::Memory { position, .. } => {
                 // A device has no place.
                 let _ = seek(pull()?, SeekFrom::Start(*position));
             }
-            FileKind::Pipe { content, .. } if !is_writer(snapshot.files[descriptor.file].flags) => {
+            FileKind::Pipe { content, .. } | FileKind::Fifo { content, .. }
+                if !is_writer(snapshot.files[descriptor.file].flags) =>
+            {
                 refill(&pull()?, &content.0)?;
             }
             FileKind::Event { count, .. } => {

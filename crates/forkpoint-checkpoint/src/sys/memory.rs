@@ -87,6 +87,7 @@ const WRITTEN: u64 = 1 << 1;
 const FILE: u64 = 1 << 2;
 const PRESENT: u64 = 1 << 3;
 const ZERO: u64 = 1 << 5;
+const GUARD: u64 = 1 << 8;
 const PROTECT: u64 = 1;
 const MUST_BE_TRACKED: u64 = 2;
 
@@ -98,6 +99,9 @@ pub(crate) const ANONYMOUS: Query =
 /// Private copies of pages of a file.
 pub(crate) const COPIED: Query =
     Query { flags: 0, inverted: ZERO | FILE, mask: ZERO | FILE, any_of: PRESENT, wanted: PRESENT };
+/// Pages that nobody may touch.
+pub(crate) const GUARDS: Query =
+    Query { flags: 0, inverted: 0, mask: GUARD, any_of: 0, wanted: GUARD };
 /// Written since the last time, and tracked from now on again. Also what was thrown away since.
 pub(crate) const WRITTEN_SINCE: Query = Query {
     flags: PROTECT | MUST_BE_TRACKED,

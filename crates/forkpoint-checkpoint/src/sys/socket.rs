@@ -64,6 +64,28 @@ pub(crate) fn bind(fd: RawFd, address: &[u8]) -> io::Result<()> {
     check(unsafe { libc::bind(fd, address.as_ptr().cast(), len) }.into()).map(drop)
 }
 
+pub(crate) fn listen(fd: RawFd, backlog: i32) -> io::Result<()> {
+    // SAFETY: plain integers.
+    check(unsafe { libc::listen(fd, backlog) }.into()).map(drop)
+}
+
+pub(crate) fn connect(fd: RawFd, address: &[u8]) -> io::Result<()> {
+    let len = address.len() as libc::socklen_t;
+    // SAFETY: `address` is as long as is told, and the kernel checks what is in it.
+    check(unsafe { libc::connect(fd, address.as_ptr().cast(), len) }.into()).map(drop)
+}
+
+/// Receiving 1, sending 2.
+pub(crate) fn shut(fd: RawFd, what: u8) -> io::Result<()> {
+    let how = match what {
+        1 => libc::SHUT_RD,
+        2 => libc::SHUT_WR,
+        _ => libc::SHUT_RDWR,
+    };
+    // SAFETY: plain integers.
+    check(unsafe { libc::shutdown(fd, how) }.into()).map(drop)
+}
+
 /// What waits to be read from a stream, without taking it out.
 pub(crate) fn peek(fd: RawFd, len: usize) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0u8; len];
@@ -74,12 +96,22 @@ pub(crate) fn peek(fd: RawFd, len: usize) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Whether a message waits, also an empty one; of a stream, whether it has ended.
+pub(crate) fn has_message(fd: RawFd) -> bool {
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: nothing is written to a buffer of no length.
+    unsafe { libc::recv(fd, ptr::null_mut(), 0, flags) >= 0 }
+}
+
 /// What the kernel's diagnosis tells of a unix socket.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct UnixSocket {
     pub(crate) peer: u64,
     /// Of a listener: connections that wait; of others: bytes.
     pub(crate) waiting: u32,
+    /// Of a listener: how many may wait.
+    pub(crate) backlog: u32,
+    pub(crate) connected: bool,
     pub(crate) shut: u8,
 }
 
@@ -130,6 +162,7 @@ fn take_messages(mut bytes: &[u8], found: &mut HashMap<u64, UnixSocket>) -> io::
     const ERROR: u16 = 2;
     const HEADER: usize = 16;
     const BODY: usize = 16;
+    const ESTABLISHED: u8 = 1;
     while bytes.len() >= HEADER {
         let len = number(bytes, 0) as usize;
         match (number(bytes, 4) & 0xffff) as u16 {
@@ -141,7 +174,8 @@ fn take_messages(mut bytes: &[u8], found: &mut HashMap<u64, UnixSocket>) -> io::
             return Err(io::ErrorKind::InvalidData.into());
         };
         let inode = u64::from(number(message, HEADER + 4));
-        found.insert(inode, attributes(&message[HEADER + BODY..]));
+        let connected = message[HEADER + 2] == ESTABLISHED;
+        found.insert(inode, UnixSocket { connected, ..attributes(&message[HEADER + BODY..]) });
         bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
     }
     Ok(true)
@@ -157,7 +191,7 @@ fn attributes(mut bytes: &[u8]) -> UnixSocket {
         let (len, kind) = ((head & 0xffff) as usize, head >> 16);
         match kind {
             PEER => socket.peer = number(bytes, 4).into(),
-            QUEUE => socket.waiting = number(bytes, 4),
+            QUEUE => (socket.waiting, socket.backlog) = (number(bytes, 4), number(bytes, 8)),
             SHUTDOWN => socket.shut = (number(bytes, 4) & 0xff) as u8,
             _ => {}
         }
@@ -250,6 +284,32 @@ pub(crate) fn lock_file(fd: RawFd, exclusive: bool) -> io::Result<()> {
     let how = if exclusive { libc::LOCK_EX } else { libc::LOCK_SH };
     // SAFETY: plain integers.
     check(unsafe { libc::flock(fd, how | libc::LOCK_NB) }.into()).map(drop)
+}
+
+/// Locks a part of an open file, which is the owner. The form is [`record`]'s.
+pub(crate) fn lock_part(fd: RawFd, record: &[u64; 4]) -> io::Result<()> {
+    // SAFETY: the words are a `flock` of the kernel's, which outlives the call.
+    check(unsafe { libc::fcntl(fd, libc::F_OFD_SETLK, record.as_ptr()) }.into()).map(drop)
+}
+
+/// The kernel's `struct flock`. `end` is the first byte behind it, or none.
+pub(crate) fn record(exclusive: bool, start: u64, end: Option<u64>) -> [u64; 4] {
+    let kind = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
+    [kind as u64, start, end.map_or(0, |end| end - start), 0]
+}
+
+const _: () = assert!(size_of::<libc::flock>() == 32, "as the kernel has it");
+
+/// Watches an inode, and tells the number of the watch.
+pub(crate) fn watch(inotify: RawFd, path: &std::ffi::CStr, mask: u32) -> io::Result<i32> {
+    // SAFETY: the name ends with a zero and outlives the call.
+    check(unsafe { libc::inotify_add_watch(inotify, path.as_ptr(), mask) }.into())
+        .map(|number| number as i32)
+}
+
+pub(crate) fn unwatch(inotify: RawFd, number: i32) -> io::Result<()> {
+    // SAFETY: plain integers.
+    check(unsafe { libc::inotify_rm_watch(inotify, number) }.into()).map(drop)
 }
 
 /// A timer with a descriptor: interval and value, seconds and nanoseconds; and how often it rang unheard.

@@ -65,6 +65,30 @@ pub(crate) fn shares(one: i32, other: i32) -> io::Result<Option<&'static str>> {
     Ok(None)
 }
 
+/// Whether a descriptor is what a poll watches under the number `watched`; of several, the one with this
+/// index.
+pub(crate) fn is_polled(
+    descriptor: (i32, i32),
+    poll: (i32, i32),
+    watched: i32,
+    index: u32,
+) -> io::Result<bool> {
+    const POLLED: i64 = 7;
+    let slot = [poll.1 as u32, watched as u32, index];
+    // SAFETY: the last argument points to three numbers, as the kernel wants it.
+    let result = check(unsafe {
+        libc::syscall(
+            libc::SYS_kcmp,
+            i64::from(descriptor.0),
+            i64::from(poll.0),
+            POLLED,
+            descriptor.1 as u64,
+            slot.as_ptr(),
+        )
+    })?;
+    Ok(result == 0)
+}
+
 fn kcmp(one: i32, other: i32, kind: i32, first: i32, second: i32) -> io::Result<bool> {
     // SAFETY: plain integers.
     let result = check(unsafe {

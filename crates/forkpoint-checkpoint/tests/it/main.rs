@@ -4,11 +4,14 @@
 
 mod killed;
 mod kinds;
+mod locks;
 mod memory;
 mod place;
+mod programs;
 mod refusals;
 mod rollbacks;
 mod rounds;
+mod shared;
 mod shells;
 mod sockets;
 mod terminals;

@@ -51,32 +51,6 @@ fn a_connection_is_refused() {
 }
 
 #[test]
-fn shared_anonymous_memory_is_refused() {
-    let found = refused("m = mmap.mmap(-1, 8192)");
-    assert!(found.thing.starts_with("memory /dev/zero (deleted) at 0x"), "{}", found.thing);
-    assert!(found.reason.contains("use a file instead"), "{}", found.reason);
-}
-
-#[test]
-fn memory_with_a_descriptor_is_refused() {
-    let found = refused("f = os.memfd_create('x')");
-    assert!(found.thing.starts_with("`/memfd:x (deleted)` (descriptor"), "{}", found.thing);
-}
-
-#[test]
-fn watched_files_are_refused() {
-    let found = refused("f = libc.inotify_init(); libc.inotify_add_watch(f, b'/mnt', 2)");
-    assert_eq!(found.thing, "`anon_inode:inotify` (descriptor 3)");
-}
-
-#[test]
-fn a_lock_of_a_process_is_refused() {
-    let found = refused("kept = open('/mnt/lock', 'w'); fcntl.lockf(kept, fcntl.LOCK_EX)");
-    assert_eq!(found.thing, "`/mnt/lock` (descriptor 3)");
-    assert!(found.reason.contains("lock of kind posix"), "{}", found.reason);
-}
-
-#[test]
 fn a_file_that_was_replaced_is_refused() {
     let thing = "kept = open('/mnt/a', 'w'); open('/mnt/b', 'w'); os.link('/mnt/a', '/mnt/c'); os.rename('/mnt/b', '/mnt/a')";
     let found = refused(thing);
@@ -125,8 +99,32 @@ fn who_is_traced_is_refused() {
 }
 
 #[test]
-fn a_pair_whose_other_end_is_closed_is_refused() {
-    let found = refused("a, b = socket.socketpair(); b.close()");
-    assert!(found.thing.starts_with("`socket:["), "{}", found.thing);
-    assert!(found.reason.contains("its other end is closed"), "{}", found.reason);
+fn events_of_watched_files_that_were_not_read_are_refused() {
+    let found = refused("f = libc.inotify_init(); libc.inotify_add_watch(f, b'/mnt', 2)");
+    assert_eq!(found.thing, "`anon_inode:inotify` (descriptor 3)");
+    assert!(found.reason.contains("events that were not read yet"), "{}", found.reason);
+}
+
+#[test]
+fn what_is_watched_and_gone_is_refused() {
+    let thing = "f = libc.inotify_init(); kept = open('/mnt/x', 'w')\n\
+                 libc.inotify_add_watch(f, b'/mnt/x', 2); os.unlink('/mnt/x')";
+    let found = refused(thing);
+    assert!(found.reason.contains("has no name any more"), "{}", found.reason);
+}
+
+#[test]
+fn datagrams_that_wait_are_refused() {
+    let thing = "a = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); a.bind(('127.0.0.1', 99)); a.sendto(b'', ('127.0.0.1', 99))";
+    let found = refused(thing);
+    assert!(found.reason.contains("something came that was not read yet"), "{}", found.reason);
+}
+
+#[test]
+fn shared_memory_of_system_v_is_refused() {
+    let thing =
+        "libc.shmat.restype = ctypes.c_void_p; libc.shmat(libc.shmget(0, 8192, 0o1600), None, 0)";
+    let found = refused(thing);
+    assert!(found.thing.starts_with("memory /SYSV00000000 (deleted) at 0x"), "{}", found.thing);
+    assert!(found.reason.contains("System V"), "{}", found.reason);
 }
