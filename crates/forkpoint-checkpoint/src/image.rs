@@ -11,6 +11,7 @@ mod chain;
 mod check;
 mod file;
 mod model;
+mod seen;
 #[cfg(test)]
 mod tests;
 
