@@ -16,6 +16,7 @@ mod seen;
 mod tests;
 
 pub use chain::Chain;
+pub(crate) use chain::Piece;
 pub(crate) use file::write;
 pub use file::{Image, ImageId, sync};
 pub use model::*;

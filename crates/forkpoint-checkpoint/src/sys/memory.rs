@@ -98,6 +98,9 @@ pub(crate) const ANONYMOUS: Query =
 /// Private copies of pages of a file.
 pub(crate) const COPIED: Query =
     Query { flags: 0, inverted: ZERO | FILE, mask: ZERO | FILE, any_of: PRESENT, wanted: PRESENT };
+/// Whatever is there, empty pages too.
+pub(crate) const THERE: Query =
+    Query { flags: 0, inverted: 0, mask: PRESENT, any_of: 0, wanted: PRESENT };
 /// Written since the last time, and tracked from now on again. Also what was thrown away since.
 pub(crate) const WRITTEN_SINCE: Query = Query {
     flags: PROTECT | MUST_BE_TRACKED,
