@@ -19,6 +19,7 @@ use std::{
 };
 
 use rustix::{
+    event::{PollFd, PollFlags, poll},
     mount::{MountFlags, MountPropagationFlags, mount, mount_bind, mount_change},
     process::{
         Pid, Signal, WaitOptions, kill_process, set_parent_process_death_signal, setsid, wait,
@@ -30,6 +31,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     CaptureSpec, Tree, capture,
     image::Chain,
+    pager::{self, Guard, Memory, Pager},
     restore::Plan,
     sys::{self, task},
 };
@@ -50,6 +52,15 @@ pub struct BareSpec {
     pub images: Vec<PathBuf>,
     /// Whether the program may gain no rights, and is under a filter that forbids `mount`.
     pub confined: bool,
+    /// Whether restored processes run before all their memory is there, if they are large.
+    #[serde(default)]
+    pub lazy: bool,
+    /// Whether memory that nobody waits for comes slowly, in a build with debug assertions.
+    #[serde(default)]
+    pub slow: bool,
+    /// Whether process 1 does not know that memory may come later.
+    #[serde(default)]
+    pub unguarded: bool,
 }
 
 /// A sandbox that runs. Dropping it ends everything in it.
@@ -60,6 +71,8 @@ pub struct Bare {
     pub init: i32,
     /// How long it took from the images to running.
     pub took: Duration,
+    /// The number of the process that brings memory, if there was one.
+    pub pager: Option<i32>,
 }
 
 impl Bare {
@@ -80,17 +93,26 @@ impl Bare {
             BufReader::new(output).read_line(&mut line)?;
         }
         let mut words = line.split_whitespace();
+        let word = words.next().map(str::to_owned);
         let number = |word: Option<&str>| word.and_then(|word| word.parse::<u64>().ok());
-        match (words.next(), number(words.next()), number(words.next())) {
-            (Some("ready"), Some(init), Some(took)) => {
+        let mut next = || number(words.next());
+        match (word.as_deref(), next(), next(), next()) {
+            (Some("ready"), Some(init), Some(took), Some(pager)) => {
                 let took = Duration::from_micros(took);
-                Ok(Self { launcher, init: init as i32, took })
+                let pager = Some(pager as i32).filter(|pager| *pager != 0);
+                Ok(Self { launcher, init: init as i32, took, pager })
             }
             _ => {
                 let _ = launcher.wait();
                 Err(io::Error::other(line.trim().to_owned()))
             }
         }
+    }
+
+    /// Whether all memory of its processes is there.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        pager::is_whole(self.init)
     }
 
     /// A path inside, as seen from here.
@@ -161,7 +183,10 @@ fn launch(spec: &BareSpec) -> io::Result<()> {
         [] => None,
         images => Some(Chain::open(images.iter().cloned()).map_err(io::Error::other)?),
     };
-    let plan = chain.as_ref().map(Plan::new).transpose().map_err(io::Error::other)?;
+    #[cfg(debug_assertions)]
+    pager::SLOW.store(spec.slow, std::sync::atomic::Ordering::Relaxed);
+    let plan = if spec.lazy { Plan::lazily } else { Plan::new };
+    let plan = chain.as_ref().map(plan).transpose().map_err(io::Error::other)?;
     let (reader, writer) = io::pipe()?;
     let (mut started, starting) = io::pipe()?;
     let namespaces = libc::CLONE_NEWUSER
@@ -182,18 +207,18 @@ fn launch(spec: &BareSpec) -> io::Result<()> {
     fs::write(format!("/proc/{pid}/gid_map"), &map)?;
     (&writer).write_all(b"go")?;
     drop(writer);
-    if let Some(plan) = &plan
-        && let Err(err) = plan.finish(pid, PATIENCE)
-    {
-        let _ = task::kill(pid, libc::SIGKILL);
-        return Err(io::Error::other(err));
-    }
+    let pager = plan.as_ref().map(|plan| plan.finish_lazily(pid, PATIENCE)).transpose();
+    let pager = pager.inspect_err(|_| drop(task::kill(pid, libc::SIGKILL)));
+    let pager = pager.map_err(io::Error::other)?.flatten();
+    let pager = pager.map(Pager::spawn).transpose()?;
     // Until it has started what it was to start, or failed to.
     let _ = started.read(&mut [0])?;
-    println!("ready {pid} {}", (sys::now() - start).as_micros());
+    println!("ready {pid} {} {}", (sys::now() - start).as_micros(), pager.unwrap_or(0));
     // Whoever started us waits for the end of the line, not of us.
     rustix::stdio::dup2_stdout(fs::File::open("/dev/null")?)?;
-    rustix::process::waitpid(Pid::from_raw(pid), WaitOptions::empty())?;
+    for pid in [Some(pid), pager].into_iter().flatten() {
+        rustix::process::waitpid(Pid::from_raw(pid), WaitOptions::empty())?;
+    }
     Ok(())
 }
 
@@ -218,15 +243,17 @@ fn live(
     task::loopback_up()?;
     mounts(&spec.work)?;
     drop(launcher);
+    let mut guard = None;
     match plan {
-        Some(plan) => plan.build().map_err(io::Error::other)?,
+        Some(plan) if spec.unguarded => plan.build().map_err(io::Error::other)?,
+        Some(plan) => guard = plan.build_lazily().map_err(io::Error::other)?,
         None => start(spec)?,
     }
     let null = fs::File::open("/dev/null")?;
     rustix::stdio::dup2_stdout(&null)?;
     drop(starting);
     loop {
-        match wait(WaitOptions::empty()) {
+        match wait(watch(&mut guard)) {
             // For whoever wonders where it is.
             Ok(Some((pid, status))) => {
                 let text = format!("{} {:#x}\n", pid.as_raw_pid(), status.as_raw());
@@ -238,6 +265,19 @@ fn live(
             Err(_) => sys::pause(Duration::from_millis(5)),
         }
     }
+}
+
+/// Looks after the memory, as long as some of it is missing, and says how to wait for children.
+fn watch(guard: &mut Option<Guard>) -> WaitOptions {
+    let Some(memory) = guard.take() else { return WaitOptions::empty() };
+    let moment = rustix::time::Timespec { tv_sec: 0, tv_nsec: 2_000_000 };
+    let _ = poll(&mut [PollFd::new(&memory, PollFlags::IN)], Some(&moment));
+    match memory.look() {
+        Memory::Coming => *guard = Some(memory),
+        Memory::Whole => {}
+        Memory::Lost => memory.end_all(),
+    }
+    WaitOptions::NOHANG
 }
 
 fn mounts(work: &Path) -> io::Result<()> {

@@ -22,6 +22,7 @@ use crate::{
     freeze::{Frozen, Held, Tree, freeze},
     hand::Reins,
     image::{self, ImageId, Life, Machine, OpenFile, Process, Snapshot},
+    pager::until_whole,
     sys::{self, Deadline, ptrace},
     track::{LiesOver, Tracker},
 };
@@ -136,6 +137,7 @@ impl Tracker {
     pub fn prepare(&mut self, tree: &Tree, spec: &CaptureSpec) -> Result<Duration> {
         self.forget();
         let deadline = Deadline::after(spec.patience);
+        until_whole(tree.init, deadline)?;
         let start = sys::now();
         let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
         let result = self.begin_all(tree, &mut frozen);
@@ -177,6 +179,7 @@ fn run(
     moment: impl FnOnce() -> io::Result<()>,
 ) -> Result<Captured> {
     let deadline = Deadline::after(spec.patience);
+    until_whole(tree.init, deadline)?;
     let mut moment = Some(moment);
     let mut advice = Advice::look(tree);
     loop {

@@ -112,7 +112,7 @@ impl Held {
     }
 
     /// One call of the leader, with everything in registers.
-    fn errand(&mut self, call: &Call) -> io::Result<u64> {
+    pub(crate) fn errand(&mut self, call: &Call) -> io::Result<u64> {
         let bell = self.bell(0)?;
         let Task { tid, regs, mask } = self.task(0)?;
         let code = arch::errand(bell, mask, &regs);

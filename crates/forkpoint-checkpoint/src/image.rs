@@ -12,10 +12,12 @@ mod check;
 mod file;
 mod model;
 mod open;
+mod seen;
 #[cfg(test)]
 mod tests;
 
 pub use chain::Chain;
+pub(crate) use chain::Piece;
 pub(crate) use file::write;
 pub use file::{Image, ImageId, sync};
 pub use model::*;

@@ -8,6 +8,7 @@
 //! | write it down | [`Captured::write`] |
 //! | read it back, checked | [`Chain::open`] |
 //! | bring it back in a new sandbox | [`restore::Plan`] |
+//! | let large processes run before all their memory is there | [`pager`] |
 //! | go back to it in place | [`Tracker::rollback`] |
 //!
 //! It needs the rights to trace the tree: root's, or those over the tree's user namespace.
@@ -20,6 +21,7 @@ mod error;
 mod freeze;
 mod hand;
 pub mod image;
+pub mod pager;
 mod ranges;
 pub mod restore;
 mod rollback;

@@ -21,6 +21,7 @@ use crate::{
     freeze::{Frozen, Held, Tree, freeze},
     hand::{Reins, quiet_signal},
     image::{Alive, Chain, FileKind, MappingKind, MemoryId, Process, Snapshot},
+    pager::Pager,
     ranges::Range,
     script::{Call, Outcome},
     sys::{Deadline, Patience, ptrace, task::threads_here},
@@ -29,13 +30,18 @@ use crate::{
 mod assemble;
 mod board;
 mod files;
+mod lazy;
 pub(crate) mod shared;
 mod sockets;
 mod tree;
 mod watches;
 
 pub(crate) use self::assemble::{advise, record_locks};
-use self::{assemble::Assembled, board::Board};
+use self::{
+    assemble::{Assembled, Whole},
+    board::Board,
+    lazy::Laziness,
+};
 
 /// All that is needed to bring a tree back.
 #[derive(Debug)]
@@ -45,6 +51,8 @@ pub struct Plan<'a> {
     numbers: Numbers,
     /// One for each living process, in the order of the image.
     scripts: Vec<Option<Assembled>>,
+    /// `None`: all memory is there before anything runs.
+    laziness: Option<Laziness>,
 }
 
 /// Where descriptors are until each process has its own: above all that any of them has.
@@ -55,6 +63,8 @@ pub(crate) struct Numbers {
     mapped: BTreeMap<String, (i32, bool)>,
     memories: BTreeMap<MemoryId, i32>,
     pages: i32,
+    /// What makes userfaultfds: ours, and where it is put.
+    faults: Option<(i32, i32)>,
     end: i32,
 }
 
@@ -62,7 +72,7 @@ impl Numbers {
     const LOWEST: i32 = 64;
     const SPARE: i32 = 32;
 
-    fn new(snapshot: &Snapshot, chain: &Chain) -> Self {
+    fn new(snapshot: &Snapshot, chain: &Chain, faults: Option<i32>) -> Self {
         let alive = || snapshot.processes.iter().filter_map(Process::alive);
         let highest = alive().flat_map(|alive| alive.descriptors.iter().map(|d| d.number)).max();
         let polled = snapshot.files.iter().flat_map(|file| match &file.kind {
@@ -100,7 +110,10 @@ impl Numbers {
             memories.insert(memory.id, next);
             next += 1;
         }
-        Self { base, mapped, memories, pages: next, end: next + chain.images().len() as i32 }
+        let pages = next;
+        let end = pages + chain.images().len() as i32;
+        let faults = faults.map(|number| (number, end));
+        Self { base, mapped, memories, pages, faults, end: end + i32::from(faults.is_some()) }
     }
 
     fn file(&self, index: usize) -> i32 {
@@ -125,18 +138,25 @@ impl<'a> Plan<'a> {
     /// Checks that the image fits this machine, and assembles what is to be done. The caller has one thread
     /// and is about to copy itself.
     pub fn new(chain: &'a Chain) -> Result<Self> {
+        Self::assemble(chain, None)
+    }
+
+    fn assemble(chain: &'a Chain, laziness: Option<Laziness>) -> Result<Self> {
         let snapshot = &chain.top().snapshot;
         check_machine(snapshot)?;
-        let numbers = Numbers::new(snapshot, chain);
+        let faults = laziness.as_ref().map(|laziness| laziness.maker.number());
+        let numbers = Numbers::new(snapshot, chain, faults);
         let taken = own_ranges().system("read our own mappings")?;
         let board = Board::new().system("make a shared page")?;
-        let scripts = snapshot.processes.iter().map(|process| {
+        let scripts = snapshot.processes.iter().enumerate().map(|(index, process)| {
+            let (pid, numbers) = (process.pid, &numbers);
             let Some(alive) = process.alive() else { return Ok(None) };
-            let assembled = assemble::assemble(process.pid, alive, chain, &numbers, &taken);
-            assembled.map(Some).doing("assemble the steps", process.pid)
+            let lazy = laziness.as_ref().and_then(|laziness| laziness.processes[index].as_ref());
+            let whole = Whole { pid, alive, chain, numbers, lazy };
+            assemble::assemble(whole, &taken).map(Some).doing("assemble the steps", pid)
         });
         let scripts = scripts.collect::<Result<_>>()?;
-        Ok(Self { chain, board, numbers, scripts })
+        Ok(Self { chain, board, numbers, scripts, laziness })
     }
 
     fn snapshot(&self) -> &'a Snapshot {
@@ -151,6 +171,12 @@ impl<'a> Plan<'a> {
     /// Makes the tree, below the calling process: process 1 of a new pid namespace, root in it, in the sandbox's
     /// root with `/proc` and `/dev`. Closes every descriptor that it makes.
     pub fn build(&self) -> Result<()> {
+        // Nobody keeps it, so nothing may be missing when it runs.
+        drop(self.guard());
+        self.build_all()
+    }
+
+    fn build_all(&self) -> Result<()> {
         if threads_here() != 1 {
             let source = io::Error::other("a process with several threads must not be copied");
             return Err(Error::System { doing: "bring processes back", source });
@@ -165,21 +191,26 @@ impl<'a> Plan<'a> {
 
     /// Waits until the tree below `init` is complete, checks every step, and lets it run.
     pub fn finish(&self, init: i32, patience: Duration) -> Result<()> {
+        self.bring(init, patience, false).map(drop)
+    }
+
+    fn bring(&self, init: i32, patience: Duration, lazily: bool) -> Result<Option<Pager>> {
         let deadline = Deadline::after(patience);
+        let pager = self.pager()?;
         self.wait(init, deadline)?;
         let mut frozen = freeze(
             &Tree::below(init).with_copies(),
             ptrace::EXIT_KILL | ptrace::SUSPEND_SECCOMP,
             deadline,
         )?;
-        let result = self.check_and_prepare(&mut frozen);
+        let result = self.check_and_prepare(&mut frozen, pager, lazily);
         if result.is_err() {
             // They must not run: what is half made ends with process 1, which the caller kills.
             std::mem::forget(frozen);
             return result;
         }
         frozen.thaw();
-        Ok(())
+        result
     }
 
     fn wait(&self, init: i32, deadline: Deadline) -> Result<()> {
@@ -228,7 +259,12 @@ impl<'a> Plan<'a> {
         .ok_or(Error::Ended { pid })
     }
 
-    fn check_and_prepare(&self, frozen: &mut Frozen) -> Result<()> {
+    fn check_and_prepare(
+        &self,
+        frozen: &mut Frozen,
+        mut pager: Option<Pager>,
+        lazily: bool,
+    ) -> Result<Option<Pager>> {
         let living = self.scripts.iter().flatten().count();
         if frozen.processes.len() != living {
             let (ready, wanted) = (frozen.processes.len() as u32, living as u32);
@@ -238,16 +274,24 @@ impl<'a> Plan<'a> {
             let (process, _, script) = self.find(held)?;
             script.first_failure(held.pid, process.pid)?;
         }
+        if let Some(pager) = &mut pager {
+            self.ask_for_pages(frozen, pager)?;
+        }
         for held in &mut frozen.processes {
             let (process, alive, script) = self.find(held)?;
-            take_place(held, alive, script.area).doing("take the place", process.pid)?;
+            take_place(held, alive, script).doing("take the place", process.pid)?;
         }
-        Ok(())
+        match pager {
+            Some(pager) if !lazily || !pager.is_guarded() => {
+                pager.run().system("bring the memory back").map(|()| None)
+            }
+            pager => Ok(pager),
+        }
     }
 }
 
 /// Gives every task the registers of the image, and takes away what the scripts were in.
-fn take_place(held: &mut Held, alive: &Alive, area: Range) -> io::Result<()> {
+fn take_place(held: &mut Held, alive: &Alive, script: &Assembled) -> io::Result<()> {
     let pid = held.pid;
     let mut numbers = Vec::with_capacity(held.tasks.len());
     for task in &mut held.tasks {
@@ -270,7 +314,11 @@ fn take_place(held: &mut Held, alive: &Alive, area: Range) -> io::Result<()> {
     let waiting = status.hex("SigPnd")? | status.hex("ShdPnd")?;
     let bell = quiet_signal(status.hex("SigCgt")?, status.hex("SigIgn")?, waiting);
     let bell = bell.ok_or_else(|| io::Error::other("no signal is left"))?;
-    held.lead(Reins { vdso, numbers, bell }, area)?;
+    let forget = lazy::forget(held, script)?;
+    held.lead(Reins { vdso, numbers, bell }, script.area)?;
+    if let Some(call) = forget {
+        held.errand(&call)?;
+    }
     held.close()?;
     if alive.job_stopped {
         // It is about to stand before it runs.
@@ -340,6 +388,7 @@ fn own_ranges() -> io::Result<Vec<Range>> {
 impl Numbers {
     fn of_chain(&self, chain: &Chain) -> Vec<(i32, i32)> {
         let pages = chain.images().iter().enumerate();
-        pages.map(|(index, image)| (image.pages.as_raw_fd(), self.pages(index))).collect()
+        let pages = pages.map(|(index, image)| (image.pages.as_raw_fd(), self.pages(index)));
+        pages.chain(self.faults).collect()
     }
 }

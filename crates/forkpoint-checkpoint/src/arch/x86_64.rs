@@ -95,6 +95,11 @@ const USER_FLAGS: u64 = 0x0024_0cd5;
 const FLAGS_ALWAYS: u64 = 0x202;
 
 impl Registers {
+    /// Where a thread that goes on looks first: its code, its stack, and what is its own.
+    pub(crate) fn soon(&self) -> [u64; 3] {
+        [self.rip, self.rsp, self.fs_base]
+    }
+
     pub(crate) fn of(tid: i32) -> io::Result<Self> {
         let mut regs = Self::default();
         // SAFETY: a struct of integers without padding may be written byte by byte.

@@ -17,14 +17,23 @@ pub(crate) struct Piece {
     pub(crate) at: u64,
 }
 
+impl Piece {
+    /// A part of it; `range` is inside.
+    pub(crate) fn part(&self, range: (u64, u64)) -> Self {
+        let at = self.at + (range.0 - self.start);
+        Self { start: range.0, end: range.1, at, ..*self }
+    }
+}
+
 impl Chain {
-    /// Opens and checks all of them, the lowest first, with the contents of their pages.
+    /// Opens and checks all of them, the lowest first, with the contents of their pages, unless those were
+    /// compared since this machine started and have not changed.
     pub fn open(paths: impl IntoIterator<Item = PathBuf>) -> Result<Self, ImageError> {
         let mut images: Vec<Image> = Vec::new();
         for path in paths {
             let image = Image::open(path)?;
             image.check_parent(images.last())?;
-            image.check_pages()?;
+            image.check_pages_once()?;
             images.push(image);
         }
         let chain = Self(images);

@@ -9,7 +9,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::{ImageError, check, model::Snapshot};
+use super::{ImageError, check, model::Snapshot, seen};
 use crate::sys::PAGE;
 
 pub(crate) const FORMAT: u32 = 1;
@@ -117,6 +117,10 @@ fn write_staged(
         pages.sync_all().map_err(failed("sync", &pages_path))?;
         file.sync_all().map_err(failed("sync", &header_path))?;
     }
+    // These are the bytes that the checksums were made of.
+    if let Ok(sight) = seen::Sight::of(id, &pages) {
+        sight.remember(staged);
+    }
     fs::rename(staged, path).map_err(failed("create", path))?;
     if sync && let Some(parent) = path.parent() {
         let directory = File::open(parent).and_then(|directory| directory.sync_all());
@@ -217,6 +221,19 @@ impl Image {
                 let why = format!("bytes {at} to {} are not what was written", at + len as u64);
                 return Err(ImageError::Damaged { path: path(), why });
             }
+        }
+        Ok(())
+    }
+
+    /// As [`Image::check_pages`], unless these very pages were compared before.
+    pub fn check_pages_once(&self) -> Result<(), ImageError> {
+        if seen::is_seen(&self.path, self.id, &self.pages) {
+            return Ok(());
+        }
+        let sight = seen::Sight::of(self.id, &self.pages);
+        self.check_pages()?;
+        if let Ok(sight) = sight {
+            sight.remember(&self.path);
         }
         Ok(())
     }

@@ -1,6 +1,9 @@
 //! Images on disk: round trips, chains, and what damage does to them.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use proptest::prelude::*;
 use tempfile::TempDir;
@@ -228,6 +231,56 @@ fn forged(dir: &Path, body: &[u8]) -> Result<Chain, ImageError> {
     text.extend(body);
     fs::write(path.join("image.json"), text).unwrap();
     Chain::open([path])
+}
+
+/// Worth to be remembered.
+fn large(dir: &Path) -> PathBuf {
+    let path = dir.join("large");
+    let mut block = vec![1; 2 * PAGE as usize];
+    block.resize(2 << 20, 7);
+    write(&path, None, &snapshot(all_stored()), &[block], false).unwrap();
+    path
+}
+
+fn flip(path: &Path, at: u64) {
+    use std::os::unix::fs::FileExt as _;
+    let file = fs::File::options().write(true).open(path.join("pages")).unwrap();
+    file.write_all_at(&[0xee], at).unwrap();
+}
+
+#[test]
+fn pages_are_compared_once_and_again_when_they_change() {
+    let dir = TempDir::new().unwrap();
+    let path = large(dir.path());
+    Chain::open([path.clone()]).unwrap();
+    assert!(path.join("checked").exists(), "this file system does not tell every change");
+    for at in [0, 5000, (2 << 20) - 1] {
+        flip(&path, at);
+        let err = Chain::open([path.clone()]).unwrap_err().to_string();
+        assert!(err.contains("not what was written"), "{at}: {err}");
+        fs::remove_dir_all(&path).unwrap();
+        large(dir.path());
+    }
+    // Compared, remembered, and changed at once.
+    fs::remove_file(path.join("checked")).unwrap();
+    Chain::open([path.clone()]).unwrap();
+    assert!(path.join("checked").exists());
+    flip(&path, 77);
+    Chain::open([path.clone()]).unwrap_err();
+    // A file that only says what the right one would.
+    let image = Image::open(&path).unwrap();
+    let line = seen::line(image.id, &image.pages.metadata().unwrap()).unwrap();
+    let forged = |text: &str, mode: u32| {
+        use std::os::unix::fs::PermissionsExt as _;
+        fs::write(path.join("checked"), text).unwrap();
+        fs::set_permissions(path.join("checked"), fs::Permissions::from_mode(mode)).unwrap();
+        Chain::open([path.clone()])
+    };
+    forged(&line, 0o600).expect("nothing is compared that is remembered");
+    forged(&line, 0o666).unwrap_err();
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    let other = "00000000-0000-0000-0000-000000000000";
+    forged(&line.replace(boot.trim(), other), 0o600).unwrap_err();
 }
 
 fn body(dir: &Path) -> serde_json::Value {

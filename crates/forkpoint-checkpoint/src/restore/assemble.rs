@@ -9,12 +9,13 @@ use super::{
 use crate::{
     arch::{self, SPACE_END, SPACE_START},
     image::{
-        Alive, Bytes, Chain, Credentials, Lock, Mapping, MappingKind, PosixTimer, RecordLock,
-        Thread,
+        Alive, Bytes, Chain, Credentials, Lock, Mapping, MappingKind, Piece, PosixTimer,
+        RecordLock, Thread,
     },
+    pager::Lazy,
     ranges::Range,
     script::Script,
-    sys::{PAGE, socket::record, task::LIMITS},
+    sys::{PAGE, fault::Maker, socket::record, task::LIMITS},
 };
 
 /// What a process runs to become another.
@@ -28,6 +29,19 @@ pub(super) struct Assembled {
     pub(super) parking: usize,
     /// What goes behind [`Room::DATA`].
     pub(super) bytes: Vec<u8>,
+    /// Which of the leader's calls makes the descriptor by which missing pages are asked for.
+    pub(super) asks: Option<usize>,
+}
+
+/// What is to be assembled.
+#[derive(Clone, Copy)]
+pub(super) struct Whole<'a> {
+    pub(super) pid: i32,
+    pub(super) alive: &'a Alive,
+    pub(super) chain: &'a Chain,
+    pub(super) numbers: &'a Numbers,
+    /// What comes later, if anything.
+    pub(super) lazy: Option<&'a Lazy>,
 }
 
 /// Nothing may be closer to a stack that grows.
@@ -37,18 +51,12 @@ const KERNEL_PAGES: u64 = 64 * PAGE;
 const PARKED: usize = 16;
 const THREAD_DATA: usize = 4 << 10;
 
-pub(super) fn assemble(
-    pid: i32,
-    alive: &Alive,
-    chain: &Chain,
-    numbers: &Numbers,
-    taken: &[Range],
-) -> io::Result<Assembled> {
-    let draft = at(SPACE_START, pid, alive, chain, numbers)?;
+pub(super) fn assemble(whole: Whole<'_>, taken: &[Range]) -> io::Result<Assembled> {
+    let draft = at(SPACE_START, whole)?;
     let len = draft.area.1 - draft.area.0;
     let start =
-        hole(len, alive, taken).ok_or_else(|| io::Error::other("no room for its scripts"))?;
-    at(start, pid, alive, chain, numbers)
+        hole(len, whole.alive, taken).ok_or_else(|| io::Error::other("no room for its scripts"))?;
+    at(start, whole)
 }
 
 /// Room that neither the image nor this process uses.
@@ -68,13 +76,8 @@ fn hole(len: u64, alive: &Alive, taken: &[Range]) -> Option<u64> {
     (start + len <= SPACE_END).then_some(start)
 }
 
-fn at(
-    start: u64,
-    pid: i32,
-    alive: &Alive,
-    chain: &Chain,
-    numbers: &Numbers,
-) -> io::Result<Assembled> {
+fn at(start: u64, whole: Whole<'_>) -> io::Result<Assembled> {
+    let Whole { pid, alive, numbers, .. } = whole;
     let mut bytes = Vec::new();
     let board = start + Room::BOARD;
     let data = |bytes: &Vec<u8>| start + Room::DATA + bytes.len() as u64;
@@ -86,12 +89,13 @@ fn at(
         others.push(script);
     }
     let mut leader = Script::new(data(&bytes), leader_data(alive));
-    let len = bytes.len() as u64 + leader_len(alive, chain, pid);
+    let len = bytes.len() as u64 + leader_len(whole);
     let area = (start, (start + Room::DATA + len).next_multiple_of(PAGE));
     clear(&mut leader, area, alive);
     for mapping in &alive.mappings {
-        map(&mut leader, pid, mapping, chain, numbers)?;
+        map(&mut leader, mapping, whole)?;
     }
+    let asks = whole.lazy.and(numbers.faults).map(|(_, to)| leader.push(Maker::call(to)));
     describe_space(&mut leader, alive, numbers)?;
     leader.call(libc::SYS_close_range, &[numbers.base as u64, u32::MAX.into(), 0]);
     // Closing any descriptor of a file gives back the process's locks of it.
@@ -111,7 +115,7 @@ fn at(
         return Err(io::Error::other("the steps are longer than was counted"));
     }
     let scripts = [leader].into_iter().chain(others).collect();
-    Ok(Assembled { area, scripts, parking: PARKED + 1, bytes })
+    Ok(Assembled { area, scripts, parking: PARKED + 1, bytes, asks })
 }
 
 fn add(bytes: &mut Vec<u8>, script: &Script) {
@@ -133,9 +137,9 @@ fn leader_data(alive: &Alive) -> usize {
 }
 
 /// At least as long as the leader's script will be.
-fn leader_len(alive: &Alive, chain: &Chain, pid: i32) -> u64 {
-    let pieces: usize =
-        alive.mappings.iter().map(|mapping| chain.pieces(pid, mapping).count()).sum();
+fn leader_len(whole: Whole<'_>) -> u64 {
+    let alive = whole.alive;
+    let pieces: usize = alive.mappings.iter().map(|mapping| eager(mapping, whole).len()).sum();
     let advice: usize = alive.mappings.iter().map(|m| m.advice.len() + m.guards.len()).sum();
     let calls = 512
         + advice
@@ -158,16 +162,21 @@ fn clear(script: &mut Script, area: Range, alive: &Alive) {
     }
 }
 
-fn map(
-    script: &mut Script,
-    pid: i32,
-    mapping: &Mapping,
-    chain: &Chain,
-    numbers: &Numbers,
-) -> io::Result<()> {
+/// Pages that are there before the process runs.
+fn eager(mapping: &Mapping, whole: Whole<'_>) -> Vec<Piece> {
+    let pieces = whole.chain.pieces(whole.pid, mapping);
+    match whole.lazy {
+        Some(lazy) => pieces.flat_map(|piece| lazy.not_in(&piece)).collect(),
+        None => pieces.collect(),
+    }
+}
+
+fn map(script: &mut Script, mapping: &Mapping, whole: Whole<'_>) -> io::Result<()> {
     const WRITE: u32 = 2;
+    let numbers = whole.numbers;
     let (start, len) = (mapping.start, mapping.len());
-    let must_open = !mapping.pages.is_empty() && mapping.access & WRITE == 0;
+    let eager = eager(mapping, whole);
+    let must_open = !eager.is_empty() && mapping.access & WRITE == 0;
     let access = u64::from(if must_open { mapping.access | WRITE } else { mapping.access });
     let private = (libc::MAP_PRIVATE | libc::MAP_FIXED) as u64;
     let anonymous = private | (libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
@@ -191,7 +200,7 @@ fn map(
         }
     };
     script.call(libc::SYS_mmap, &[start, len, access, flags, file, offset]);
-    for piece in chain.pieces(pid, mapping) {
+    for piece in eager {
         let pages = numbers.pages(piece.image) as u64;
         script.call(libc::SYS_pread64, &[pages, piece.start, piece.end - piece.start, piece.at]);
     }

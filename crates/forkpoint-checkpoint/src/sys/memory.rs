@@ -102,6 +102,9 @@ pub(crate) const COPIED: Query =
 /// Pages that nobody may touch.
 pub(crate) const GUARDS: Query =
     Query { flags: 0, inverted: 0, mask: GUARD, any_of: 0, wanted: GUARD };
+/// Whatever is there, empty pages too.
+pub(crate) const THERE: Query =
+    Query { flags: 0, inverted: 0, mask: PRESENT, any_of: 0, wanted: PRESENT };
 /// Written since the last time, and tracked from now on again. Also what was thrown away since.
 pub(crate) const WRITTEN_SINCE: Query = Query {
     flags: PROTECT | MUST_BE_TRACKED,

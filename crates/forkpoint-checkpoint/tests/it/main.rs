@@ -4,6 +4,7 @@
 
 mod killed;
 mod kinds;
+mod lazy;
 mod locks;
 mod memory;
 mod place;

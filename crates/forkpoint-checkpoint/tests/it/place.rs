@@ -179,6 +179,18 @@ impl Place {
         Bare::start(Path::new(PROGRAM), &BareSpec { images, ..self.spec() })
     }
 
+    /// Restores with memory that comes when it is asked for, and slowly otherwise.
+    pub(crate) fn restore_slowly(&self) -> Bare {
+        self.bring_files_back();
+        self.restore_as(BareSpec { lazy: true, slow: true, ..self.spec() })
+    }
+
+    /// The files stay as they are.
+    pub(crate) fn restore_as(&self, spec: BareSpec) -> Bare {
+        let images = self.images.clone();
+        Bare::start(Path::new(PROGRAM), &BareSpec { images, ..spec }).unwrap()
+    }
+
     /// How many processes said that they are.
     pub(crate) fn ready(&self) -> usize {
         let names = fs::read_dir(self.work()).unwrap().flatten();
