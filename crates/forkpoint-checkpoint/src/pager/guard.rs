@@ -41,9 +41,9 @@ const DONE: u8 = b'd';
 #[derive(Debug)]
 pub struct Guard {
     /// Has the descriptors in its queue. Nobody reads it here.
-    _kept: OwnedFd,
+    kept: OwnedFd,
     /// Who looks from outside sees it.
-    _marker: OwnedFd,
+    marker: OwnedFd,
     news: OwnedFd,
 }
 
@@ -59,6 +59,17 @@ pub enum Memory {
 }
 
 impl Guard {
+    /// For a process 1 that moves its descriptors to other numbers.
+    #[must_use]
+    pub fn into_descriptors(self) -> [OwnedFd; 3] {
+        [self.kept, self.marker, self.news]
+    }
+
+    #[must_use]
+    pub fn from_descriptors([kept, marker, news]: [OwnedFd; 3]) -> Self {
+        Self { kept, marker, news }
+    }
+
     /// Does not wait.
     #[must_use]
     pub fn look(&self) -> Memory {
@@ -104,7 +115,7 @@ pub(crate) fn pair() -> io::Result<(Keeper, Guard)> {
     let (put, kept) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     let marker = rustix::fs::memfd_create(MARKER, MemfdFlags::CLOEXEC)?;
     let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-    let guard = Guard { _kept: kept.try_clone()?, _marker: marker, news: reader };
+    let guard = Guard { kept: kept.try_clone()?, marker, news: reader };
     Ok((Keeper { put, kept, news: writer, messages: 0 }, guard))
 }
 

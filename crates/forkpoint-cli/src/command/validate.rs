@@ -42,7 +42,11 @@ pub(super) async fn validate(app: &App, args: &ValidateArgs) -> Outcome {
         app.out.json(&Validated { sandbox: (&view).into(), can, findings: &findings })?;
         return Ok(exit);
     }
-    let what = format!("a snapshot of {kind} of sandbox `{}`", shown(&view.record));
+    let kind = match kind {
+        SnapshotKind::Files => "snapshot of files",
+        SnapshotKind::Full => "full snapshot",
+    };
+    let what = format!("a {kind} of sandbox `{}`", shown(&view.record));
     let verdict = match can {
         true => format!("{}: {what} can be taken", app.out.paint.green("yes")),
         false => format!("{}: {what} cannot be taken", app.out.paint.red("no")),

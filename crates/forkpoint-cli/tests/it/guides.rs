@@ -180,6 +180,11 @@ fn containers_are_kept_as_the_guide_says() {
     check_with_docker(&root().join("docs/docker.md"));
 }
 
+#[test]
+fn what_runs_is_kept_as_the_guide_says() {
+    check(&root().join("docs/full-state.md"));
+}
+
 /// A guide that nobody tries is soon wrong.
 #[test]
 fn every_guide_is_tried() {

@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use forkpoint_checkpoint::pager::{Guard, Memory};
 use forkpoint_core::driver::Leaves;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
@@ -146,6 +147,8 @@ struct Init {
     waiting: Vec<(RawFd, Request, Vec<OwnedFd>)>,
     /// What we hold for others.
     kept: Vec<(String, Vec<OwnedFd>)>,
+    /// Memory of our processes that is still on its way.
+    guard: Option<Guard>,
     /// When it is over, by the clock that goes on while the machine sleeps.
     end: Option<Duration>,
 }
@@ -154,18 +157,35 @@ struct Init {
 struct Heard {
     accept: bool,
     ended: bool,
+    /// Memory came, or will not.
+    memory: bool,
     /// Connections whose command runs now, or never will.
     begun: Vec<RawFd>,
     ready: Vec<RawFd>,
 }
 
 /// Serves until it is killed. `terminals` is the directory of the sandbox's pseudo-terminals.
-pub(super) fn serve(listener: OwnedFd, terminals: OwnedFd, signals: OwnedFd) -> ! {
+pub(super) fn serve(
+    listener: OwnedFd,
+    terminals: OwnedFd,
+    signals: OwnedFd,
+    guard: Option<Guard>,
+) -> ! {
     let connections = HashMap::new();
     let commands = HashMap::new();
     let (held, waiting, kept, end) = (None, Vec::new(), Vec::new(), None);
-    let mut init =
-        Init { listener, signals, terminals, connections, commands, held, waiting, kept, end };
+    let mut init = Init {
+        listener,
+        signals,
+        terminals,
+        connections,
+        commands,
+        held,
+        waiting,
+        kept,
+        guard,
+        end,
+    };
     loop {
         if init.turn().is_err() {
             // Nothing can be done about a failed poll but to try again.
@@ -185,7 +205,10 @@ impl Init {
             // With process 1, all of them end.
             std::process::exit(0);
         }
-        let Heard { accept, ended, begun, ready } = self.wait()?;
+        let Heard { accept, ended, begun, ready, memory } = self.wait()?;
+        if memory {
+            self.look_at_memory();
+        }
         if ended {
             self.reap();
         }
@@ -213,21 +236,33 @@ impl Init {
         });
         let (starting, outcomes): (Vec<RawFd>, Vec<&OwnedFd>) = starting.unzip();
         fds.extend(outcomes.into_iter().map(|outcome| PollFd::new(outcome, PollFlags::IN)));
+        let guarded = self.guard.as_ref().map(|guard| fds.push(PollFd::new(guard, PollFlags::IN)));
         let left = self.end.map(|end| end.saturating_sub(since_boot()));
         // In parts: the clock of a poll stands still while the machine sleeps.
         let left = left.map(|left| left.min(Duration::from_secs(60)));
         let left = left.and_then(|left| Timespec::try_from(left).ok());
         poll(&mut fds, left.as_ref())?;
         let heard = |fd: &PollFd<'_>| !fd.revents().is_empty();
+        let memory = guarded.and_then(|()| fds.pop()).is_some_and(|fd| heard(&fd));
         let (sockets, outcomes) = fds[2..].split_at(self.connections.len());
         let begun = outcomes.iter().zip(starting).filter(|(fd, _)| heard(fd));
         let ready = sockets.iter().filter(|fd| heard(fd)).map(|fd| fd.as_fd().as_raw_fd());
         Ok(Heard {
             accept: heard(&fds[0]),
             ended: heard(&fds[1]),
+            memory,
             begun: begun.map(|(_, number)| number).collect(),
             ready: ready.collect(),
         })
+    }
+
+    fn look_at_memory(&mut self) {
+        match self.guard.as_ref().map(Guard::look) {
+            Some(Memory::Whole) => self.guard = None,
+            // Whoever goes on would see empty pages for its own.
+            Some(Memory::Lost) => self.guard.take().map_or((), |guard| guard.end_all()),
+            Some(Memory::Coming) | None => {}
+        }
     }
 
     fn reap(&mut self) {

@@ -19,7 +19,11 @@ use std::{
     time::Duration,
 };
 
-use forkpoint_checkpoint::{Chain, restore::Plan};
+use forkpoint_checkpoint::{
+    Chain,
+    pager::{Guard, Pager},
+    restore::Plan,
+};
 
 use forkpoint_core::spec::Network;
 use rustix::{
@@ -125,7 +129,7 @@ pub(super) fn launch(
     let shared_memory_bytes = shared_memory(spec.record.spec.resources.memory_bytes);
     let mut furniture = Furniture { overlays, sys, own_network, shared_memory_bytes, files };
     let chain = open_images(&spec.images)?;
-    let plan = chain.as_ref().map(Plan::new).transpose().map_err(not_back)?;
+    let plan = chain.as_ref().map(Plan::lazily).transpose().map_err(not_back)?;
     let (ours, theirs) = wire::pair().doing("launch")?;
     let mut flags = sys::NEW_REST;
     if spec.isolation != Isolation::Plain {
@@ -212,7 +216,9 @@ fn attend(
         None => return Err(Failure::new("launch", &io::Error::other("it ended at once"))),
     }
     if let Some(plan) = plan {
-        plan.finish(pid.as_raw_nonzero().get(), PATIENCE).map_err(not_back)?;
+        let pager = plan.finish_lazily(pid.as_raw_nonzero().get(), PATIENCE).map_err(not_back)?;
+        // From here on it runs, and may wait for its memory.
+        pager.map(Pager::spawn).transpose().doing(BRING_BACK)?;
     }
     let init = InitRecord::of(pid).doing("look at the new process")?;
     let record = Record { init: Some(init.clone()), ..spec.record.clone() };
@@ -263,18 +269,26 @@ fn live(
         .and_then(|()| rustix::stdio::dup2_stdout(&null))
         .and_then(|()| rustix::stdio::dup2_stderr(&null));
     stdio.doing("close the standard streams")?;
-    if let Some(plan) = plan {
-        plan.build().map_err(not_back)?;
-    }
+    let guard = plan.map(Plan::build_lazily).transpose().map_err(not_back)?.flatten();
     let launcher = launcher.try_clone().doing("launch")?;
-    let [listener, terminals, launcher] =
-        sys::keep_only([fds.listener, terminals, launcher]).doing("close what is the host's")?;
+    let ([listener, terminals, launcher], guard) =
+        keep_only([fds.listener, terminals, launcher], guard).doing("close what is the host's")?;
     let signals = sys::child_signals().doing("watch children")?;
     drop_rights().doing("drop rights")?;
     wire::send(&launcher, &Ready::Ready, &[]).doing("launch")?;
     wait_for_launcher(&launcher)?;
     drop(launcher);
-    init::serve(listener, terminals, signals)
+    init::serve(listener, terminals, signals, guard)
+}
+
+fn keep_only(
+    ours: [OwnedFd; 3],
+    guard: Option<Guard>,
+) -> io::Result<([OwnedFd; 3], Option<Guard>)> {
+    let Some(guard) = guard else { return Ok((sys::keep_only(ours)?, None)) };
+    let ([a, b, c], [d, e, f]) = (ours, guard.into_descriptors());
+    let [a, b, c, d, e, f] = sys::keep_only([a, b, c, d, e, f])?;
+    Ok(([a, b, c], Some(Guard::from_descriptors([d, e, f]))))
 }
 
 fn become_root(spec: &LaunchSpec) -> io::Result<()> {

@@ -299,3 +299,53 @@ fn what_nobody_needs_any_more_goes() {
         }
     });
 }
+
+#[test]
+fn a_large_process_finds_all_of_its_memory() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = scene.create().await;
+        let script = "
+import os, time, zlib
+heap = bytearray(os.urandom(1 << 20)) * 96
+for at in range(0, len(heap), 4096): heap[at:at + 8] = at.to_bytes(8, 'little')
+before = zlib.crc32(heap)
+if os.fork(): os._exit(0)
+for fd in (0, 1, 2): os.dup2(os.open('/dev/null', os.O_RDWR), fd)
+while not os.path.exists('/tmp/tell'): time.sleep(0.001)
+same = before == zlib.crc32(heap)
+with open('/tmp/told.new', 'w') as file: file.write(str(same))
+os.rename('/tmp/told.new', '/tmp/told')
+time.sleep(1000)
+";
+        python(&*sandbox, script).await;
+        let artifact = seal_full(&*sandbox).await;
+        let copies = [scene.restore(&artifact).await, scene.restore(&artifact).await];
+        for copy in &copies {
+            write(&**copy, "/tmp/tell", "").await.unwrap();
+            sh(&**copy, "while ! [ -e /tmp/told ]; do sleep 0.01; done").await;
+            assert_eq!(read_text(&**copy, "/tmp/told").await, "True");
+        }
+        // Also when it is on its way.
+        let copy = scene.restore(&artifact).await;
+        let again = scene.restore(&seal_full(&*copy).await).await;
+        write(&*again, "/tmp/tell", "").await.unwrap();
+        sh(&*again, "while ! [ -e /tmp/told ]; do sleep 0.01; done").await;
+        assert_eq!(read_text(&*again, "/tmp/told").await, "True");
+    });
+}
+
+#[test]
+fn files_in_shared_memory_are_refused_by_name() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = counting(&scene).await;
+        sh(&*sandbox, "echo here > /dev/shm/mine").await;
+        let err = try_seal_full(&*sandbox).await.unwrap_err();
+        assert!(err.to_string().contains("/dev/shm/mine"), "{}", with_causes(&err));
+        let found = scene.driver.validate(sandbox.id(), SnapshotKind::Full).await.unwrap();
+        assert!(found.iter().any(|finding| finding.message.contains("/dev/shm/mine")), "{found:?}");
+        sh(&*sandbox, "rm /dev/shm/mine").await;
+        seal_full(&*sandbox).await;
+    });
+}
