@@ -62,19 +62,23 @@ impl LayerRecord {
     pub(super) fn read(directory: impl AsFd, name: &LayerName) -> LayerResult<Self> {
         let damaged = |reason: String| LayerError::Damaged { name: name.to_string(), reason };
         let text = read_text(directory).map_err(|err| damaged(format!("`layer.json`: {err}")))?;
-        let version: Version =
-            serde_json::from_str(&text).map_err(|err| damaged(format!("`layer.json`: {err}")))?;
-        if version.format > FORMAT {
-            let (name, format) = (name.to_string(), version.format);
+        let read = serde_json::from_str::<Self>(&text);
+        // What a later release wrote may not be readable.
+        let format = read.as_ref().map_or_else(|_| version_of(&text), |record| record.format);
+        if format > FORMAT {
+            let name = name.to_string();
             return Err(LayerError::TooNew { name, format, newest: FORMAT });
         }
-        let record: Self =
-            serde_json::from_str(&text).map_err(|err| damaged(format!("`layer.json`: {err}")))?;
+        let record = read.map_err(|err| damaged(format!("`layer.json`: {err}")))?;
         if record.name != *name {
             return Err(damaged(format!("it says that it is `{}`", record.name)));
         }
         Ok(record)
     }
+}
+
+fn version_of(text: &str) -> u32 {
+    serde_json::from_str(text).map_or(0, |Version { format }| format)
 }
 
 fn read_text(directory: impl AsFd) -> io::Result<String> {

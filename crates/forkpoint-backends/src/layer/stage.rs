@@ -24,6 +24,7 @@ use super::{
     error::{At as _, During as _, Fault},
     record,
     store::{Shared, unique},
+    trash::When,
 };
 
 pub(super) const TREE: &CStr = c"tree";
@@ -40,6 +41,8 @@ pub struct Stage {
     over: Option<LayerName>,
     size: LayerSize,
     left: bool,
+    /// When what is left of it goes.
+    pub(super) when: When,
 }
 
 impl Stage {
@@ -58,6 +61,7 @@ impl Stage {
             over,
             size: LayerSize::default(),
             left: false,
+            when: When::Now,
         };
         stage.furnish().at(path)?;
         Ok(stage)
@@ -233,7 +237,7 @@ impl Drop for PromisedLayer {
     fn drop(&mut self) {
         if !self.kept {
             let shared = &self.stage.shared;
-            shared.throw_away(&shared.directories.layers, &to_c(&self.record.name));
+            shared.throw_away(&shared.directories.layers, &to_c(&self.record.name), When::Now);
         }
     }
 }
@@ -243,7 +247,7 @@ impl Drop for Stage {
         if !self.left {
             // Whoever deletes it must be able to lock it.
             let _ = flock(&self.directory, FlockOperation::Unlock);
-            self.shared.throw_away(&self.shared.directories.staging, &self.id);
+            self.shared.throw_away(&self.shared.directories.staging, &self.id, self.when);
         }
     }
 }

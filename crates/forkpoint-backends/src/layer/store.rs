@@ -27,7 +27,7 @@ use super::{
     error::{At as _, During as _, Fault},
     measure, record,
     stage::{PromisedLayer, Stage, TREE, to_c},
-    trash::{self, Reaper, lock_if_dead},
+    trash::{self, Reaper, When, lock_if_dead},
 };
 
 /// More layers than overlayfs can put on each other.
@@ -119,7 +119,8 @@ impl LayerStore {
     }
 
     /// Does everything of [`LayerStore::commit_upper`] that can fail for want of room. An `upper`
-    /// with up to `counted_max` entries is counted.
+    /// with up to `counted_max` entries is counted. As with [`LayerStore::throw_away_later`], what is left of it goes
+    /// later.
     pub fn promise_upper(
         &self,
         name: LayerName,
@@ -128,15 +129,27 @@ impl LayerStore {
         counted_max: usize,
     ) -> LayerResult<PromisedLayer> {
         let size = measure::measure_small(open_path(upper)?, counted_max);
-        self.stage(name, over)?.promised(size, false)
+        let mut stage = self.stage(name, over)?;
+        stage.when = When::Later;
+        stage.promised(size, false)
     }
 
     /// Throws away a directory of somebody else's on the store's file system: it is gone at once,
     /// and its space is freed in the background. Succeeds when there is none.
     pub fn throw_away(&self, directory: &Path) -> LayerResult<()> {
+        self.throw(directory, When::Now)
+    }
+
+    /// The same for one who is not done yet, and in whose way it would be if the space were freed at once. If this
+    /// process ends soon, somebody else has to empty the trash.
+    pub fn throw_away_later(&self, directory: &Path) -> LayerResult<()> {
+        self.throw(directory, When::Later)
+    }
+
+    fn throw(&self, directory: &Path, when: When) -> LayerResult<()> {
         let directories = &self.0.directories;
         match renameat(CWD, directory, &directories.trash, unique("gone")) {
-            Ok(()) => self.0.reaper.ring(directories),
+            Ok(()) => self.0.reaper.ring(directories, when),
             Err(Errno::NOENT) => {}
             Err(err) => return Err(err).during("remove").at(|| directory.to_owned()),
         }
@@ -225,7 +238,7 @@ impl LayerStore {
         let directories = &self.0.directories;
         let path = || directories.layers_path().join(name.as_str());
         match directories.move_to_trash(&directories.layers, &to_c(&name)) {
-            Ok(()) => self.0.reaper.ring(directories),
+            Ok(()) => self.0.reaper.ring(directories, When::Now),
             Err(Errno::NOENT) => {}
             Err(err) => return Err(err).during("discard").at(path),
         }
@@ -249,7 +262,7 @@ impl LayerStore {
         let trash = directories.trash().at(|| directories.trash_path())?;
         stats.trash = names(trash.as_fd()).at(|| directories.trash_path())?.len() as u64;
         if stats.trash > 0 {
-            self.0.reaper.ring(directories);
+            self.0.reaper.ring(directories, When::Now);
         }
         Ok(stats)
     }
@@ -283,9 +296,9 @@ impl LayerStore {
 
 impl Shared {
     /// Best effort: what cannot be moved now is swept later.
-    pub(super) fn throw_away(&self, from: &OwnedFd, name: &CStr) {
+    pub(super) fn throw_away(&self, from: &OwnedFd, name: &CStr, when: When) {
         if self.directories.move_to_trash(from, name).is_ok() {
-            self.reaper.ring(&self.directories);
+            self.reaper.ring(&self.directories, when);
         }
     }
 
@@ -297,7 +310,7 @@ impl Shared {
         if let Ok(layer) = open_directory(layers, &name)
             && matches!(statat(&layer, TREE, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT))
         {
-            self.throw_away(layers, &name);
+            self.throw_away(layers, &name, When::Now);
         }
     }
 }

@@ -10,6 +10,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, OnceLock, PoisonError, mpsc},
     thread,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -26,6 +27,9 @@ use super::{
 
 /// Enough to tell what is wrong.
 const LEFTOVERS_MAX: usize = 16;
+
+/// For whoever threw something away to come to its end. The kernel rarely gives way while it deletes.
+const LATER: Duration = Duration::from_millis(50);
 
 /// Something that could not be deleted, and stays until somebody helps.
 #[derive(Debug)]
@@ -45,12 +49,21 @@ pub struct ReapStats {
 /// store is closed and the trash empty. If the process ends before, the next start goes on.
 #[derive(Debug, Default)]
 pub(super) struct Reaper {
-    bell: OnceLock<mpsc::Sender<()>>,
+    bell: OnceLock<mpsc::Sender<When>>,
     last: Arc<Mutex<Vec<Leftover>>>,
 }
 
+/// When the trash is emptied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum When {
+    Now,
+    /// Whoever threw something away is not done yet, and it is seen to that somebody else empties the trash if the
+    /// process ends before.
+    Later,
+}
+
 impl Reaper {
-    pub(super) fn ring(&self, directories: &Arc<Directories>) {
+    pub(super) fn ring(&self, directories: &Arc<Directories>, when: When) {
         let bell = self.bell.get_or_init(|| {
             let (bell, heard) = mpsc::channel();
             let (directories, last) = (Arc::clone(directories), Arc::clone(&self.last));
@@ -58,7 +71,7 @@ impl Reaper {
             bell
         });
         // A thread that is gone has nothing more to do for us.
-        let _ = bell.send(());
+        let _ = bell.send(when);
     }
 
     pub(super) fn take_leftovers(&self) -> Vec<Leftover> {
@@ -66,15 +79,26 @@ impl Reaper {
     }
 }
 
-fn listen(heard: &mpsc::Receiver<()>, directories: &Directories, last: &Mutex<Vec<Leftover>>) {
+fn listen(heard: &mpsc::Receiver<When>, directories: &Directories, last: &Mutex<Vec<Leftover>>) {
     // On Linux this concerns the thread alone. Others are waited for, and this is not.
     let _ = rustix::process::nice(19);
-    while heard.recv().is_ok() {
+    while let Ok(when) = heard.recv() {
+        if when == When::Later {
+            wait(heard);
+        }
         while heard.try_recv().is_ok() {}
         if let Ok(stats) = empty(directories, FlockOperation::NonBlockingLockExclusive) {
             *last.lock().unwrap_or_else(PoisonError::into_inner) = stats.leftovers;
         }
     }
+}
+
+/// Until it is later, or somebody wants it now.
+#[expect(clippy::disallowed_methods, reason = "a moment in which nothing is decided")]
+fn wait(heard: &mpsc::Receiver<When>) {
+    let end = Instant::now() + LATER;
+    let left = || end.saturating_duration_since(Instant::now());
+    while let Ok(When::Later) = heard.recv_timeout(left()) {}
 }
 
 /// Deletes what is in the trash but what somebody else is deleting, unless `lock` waits for them.

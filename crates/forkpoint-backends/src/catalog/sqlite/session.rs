@@ -4,15 +4,20 @@ use std::{
     fs::{self, File, Permissions},
     os::unix::fs::{DirBuilderExt as _, PermissionsExt as _},
     path::Path,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
 use forkpoint_core::catalog::CatalogResult;
-use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, config::DbConfig};
+use rusqlite::{
+    Connection, OpenFlags, Transaction, TransactionBehavior, config::DbConfig, hooks::Wal,
+};
 
 use super::{
-    owner,
+    change, owner,
     place::{Answer, Fault, Place},
 };
 
@@ -32,9 +37,13 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// More than there are different statements.
 const CACHED_STATEMENTS: usize = 128;
 
-// The log is kept short: the first to open the file after everybody left reads all of it.
+/// The log is kept short: the first to open the file after everybody left reads all of it. Writing it back takes syncs,
+/// which take the longer the more others have written to the disk. So from the first length on it is done when nobody
+/// waits, and only from the second on at the expense of whoever commits.
+const LOG_PAGES: usize = 100;
+const LOG_PAGES_MAX: usize = 1000;
+
 const PRAGMAS: &str = "
-    PRAGMA wal_autocheckpoint = 100;
     PRAGMA foreign_keys = ON;
     PRAGMA synchronous = NORMAL;
     PRAGMA trusted_schema = OFF;
@@ -56,6 +65,8 @@ pub(super) struct Session {
     place: Arc<Place>,
     connection: Option<Connection>,
     syncs: bool,
+    /// Pages in the log after our last commit.
+    log: Arc<AtomicUsize>,
 }
 
 /// What a file says it is.
@@ -71,16 +82,35 @@ impl Session {
     /// For reading and writing, in a file that is a catalog of this version when it returns.
     pub(super) fn create(path: &Path) -> CatalogResult<(Arc<Place>, Self)> {
         let explain = |fault| Place::new(path).explain("open the file", fault);
-        let (place, connection) = create(path).map_err(explain)?;
+        let (place, mut connection) = create(path).map_err(explain)?;
+        let log = watch_log(&mut connection).map_err(explain)?;
         let place = Arc::new(place);
-        let session =
-            Self { place: Arc::clone(&place), connection: Some(connection), syncs: false };
+        let connection = Some(connection);
+        let session = Self { place: Arc::clone(&place), connection, syncs: false, log };
         Ok((place, session))
     }
 
     /// Opens the file when it is first asked something.
     pub(super) fn for_reading(place: Arc<Place>) -> Self {
-        Self { place, connection: None, syncs: false }
+        Self { place, connection: None, syncs: false, log: Arc::default() }
+    }
+
+    pub(super) fn has_long_log(&self) -> bool {
+        self.log.load(Ordering::Relaxed) >= LOG_PAGES
+    }
+
+    /// Writes the log back if it is long, and begins it anew. For when nobody waits.
+    pub(super) fn shorten_log(&mut self) {
+        if self.has_long_log() {
+            // What cannot be done now is done another time: nothing depends on it.
+            let _ = self.begin_log_anew();
+        }
+    }
+
+    fn begin_log_anew(&mut self) -> Answer<()> {
+        self.connection()?.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))?;
+        // The first commit in a new log syncs its beginning.
+        self.attempt(Access::Write { durable: false }, change::touch)
     }
 
     pub(super) fn transact<T>(
@@ -128,6 +158,27 @@ impl Session {
         }
         Ok(())
     }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.shorten_log();
+    }
+}
+
+fn watch_log(connection: &mut Connection) -> Answer<Arc<AtomicUsize>> {
+    let log = Arc::new(AtomicUsize::new(0));
+    let seen = Arc::clone(&log);
+    connection.wal_hook(Some(move |wal: &mut Wal, pages| {
+        let pages = usize::try_from(pages).unwrap_or(0);
+        seen.store(pages, Ordering::Relaxed);
+        if pages >= LOG_PAGES_MAX {
+            // What was committed is committed, whatever becomes of this.
+            let _ = wal.checkpoint();
+        }
+        Ok(())
+    }))?;
+    Ok(log)
 }
 
 /// Opens and never touches a file that is not ours. Nothing here opens the file except SQLite:

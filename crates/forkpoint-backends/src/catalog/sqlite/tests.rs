@@ -216,3 +216,45 @@ fn what_is_followed_by_destruction_is_synced_first() {
     run(&snapshotting(&durable), &taken(&durable));
     assert!(synced(&catalog), "a snapshot that promises to survive a power cut");
 }
+
+/// More pages than a log should have, and fewer than nobody waits with.
+const PAGES: &str = "CREATE TABLE pages AS SELECT randomblob(800000)";
+
+fn write_pages(catalog: &SqliteCatalog) {
+    let write = |tx: &Transaction<'_>| Ok(tx.execute_batch(PAGES)?);
+    block_on(catalog.writer.run(Access::Write { durable: false }, "test", write)).unwrap();
+}
+
+#[test]
+fn a_commit_leaves_a_long_log_to_a_moment_when_nobody_waits() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_, mut session) = Session::create(&directory.path().join("catalog.db")).unwrap();
+    let pages = |tx: &Transaction<'_>| Ok(tx.execute_batch(PAGES)?);
+    session.transact(Access::Write { durable: false }, "test", pages).unwrap();
+    assert!(session.has_long_log());
+    session.shorten_log();
+    assert!(!session.has_long_log());
+}
+
+#[test]
+fn a_long_log_is_written_back_by_the_thread_and_at_the_end() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("catalog.db");
+    let len = || std::fs::metadata(&path).unwrap().len();
+    let catalog = SqliteCatalog::open(&path).unwrap();
+    let before = len();
+    write_pages(&catalog);
+    while len() == before {
+        std::thread::yield_now();
+    }
+    drop(catalog);
+
+    let path = directory.path().join("here.db");
+    let len = || std::fs::metadata(&path).unwrap().len();
+    let catalog = SqliteCatalog::open_here(&path).unwrap();
+    let before = len();
+    write_pages(&catalog);
+    assert_eq!(len(), before, "the commit waited for it");
+    drop(catalog);
+    assert!(len() > before);
+}

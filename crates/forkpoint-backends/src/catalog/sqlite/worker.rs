@@ -4,6 +4,7 @@ use std::{
     io,
     sync::{Mutex, PoisonError, mpsc},
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 use forkpoint_core::catalog::{CatalogError, CatalogResult};
@@ -14,6 +15,9 @@ use super::{
     place::Answer,
     session::{Access, Session},
 };
+
+/// Nobody who asked one thing is about to ask the next.
+const QUIET: Duration = Duration::from_millis(10);
 
 type Job = Box<dyn FnOnce(&mut Session) + Send>;
 
@@ -58,7 +62,11 @@ impl Worker {
 impl Helper {
     fn start(name: &str, mut session: Session) -> CatalogResult<Self> {
         let (jobs, waiting) = mpsc::channel::<Job>();
-        let work = move || waiting.iter().for_each(|job| job(&mut session));
+        let work = move || {
+            while let Some(job) = next(&waiting, &mut session) {
+                job(&mut session);
+            }
+        };
         let thread = thread::Builder::new().name(name.to_owned()).spawn(work).map_err(
             |source: io::Error| CatalogError::Database {
                 operation: "start a thread",
@@ -86,6 +94,17 @@ impl Helper {
             .await
             .unwrap_or_else(|_| Err(CatalogError::Database { operation, source: Stopped.into() }))
     }
+}
+
+/// The next job. Until there is one, there is time to tidy up.
+fn next(waiting: &mpsc::Receiver<Job>, session: &mut Session) -> Option<Job> {
+    if session.has_long_log() {
+        match waiting.recv_timeout(QUIET) {
+            Err(mpsc::RecvTimeoutError::Timeout) => session.shorten_log(),
+            job => return job.ok(),
+        }
+    }
+    waiting.recv().ok()
 }
 
 impl Drop for Helper {

@@ -276,7 +276,7 @@ impl Host {
         }
         self.end_unrecorded(id);
         let pins = self.forgotten_pins(id);
-        self.store.throw_away(place.directory()).map_err(layer_error("remove a sandbox"))?;
+        self.store.throw_away_later(place.directory()).map_err(layer_error("remove a sandbox"))?;
         self.discard_layers(&pins);
         if let Some(record) = record {
             let doomed = record.doomed.map(|doomed| doomed.own).unwrap_or_default();

@@ -27,7 +27,7 @@ use super::{
     template, wire,
     workspace::is_plain_dir,
 };
-use crate::layer::{LayerName, unique_name};
+use crate::layer::{Layer, LayerName, unique_name};
 
 impl Host {
     /// The overlays of a sandbox that writes to `generation` and lies on `below` and then `top`.
@@ -38,11 +38,26 @@ impl Host {
         below: Option<&Path>,
         top: Option<&LayerName>,
     ) -> DriverResult<Vec<OverlaySpec>> {
-        let chain = match top {
-            Some(top) => self.store.chain(top).map_err(layer_error("read the layers"))?,
-            None => Vec::new(),
-        };
-        let trees = chain.iter().map(crate::layer::Layer::tree_path);
+        Ok(self.overlays_on(record, generation, below, &self.chain(top)?))
+    }
+
+    /// A layer and all that it lies on.
+    pub(super) fn chain(&self, top: Option<&LayerName>) -> DriverResult<Vec<Layer>> {
+        match top {
+            Some(top) => self.store.chain(top).map_err(layer_error("read the layers")),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    /// The same as [`Host::overlays`] for one who has read the layers.
+    pub(super) fn overlays_on(
+        &self,
+        record: &Record,
+        generation: u32,
+        below: Option<&Path>,
+        chain: &[Layer],
+    ) -> Vec<OverlaySpec> {
+        let trees = chain.iter().map(Layer::tree_path);
         let trees: Vec<PathBuf> = below.map(Path::to_owned).into_iter().chain(trees).collect();
         let place = self.place(record.id);
         let directory = place.generation(generation);
@@ -58,7 +73,7 @@ impl Host {
                 lowers,
             }
         };
-        Ok(record.bottoms().iter().enumerate().map(overlay).collect())
+        record.bottoms().iter().enumerate().map(overlay).collect()
     }
 
     /// Takes away what somebody left who was killed before the generation came to be.

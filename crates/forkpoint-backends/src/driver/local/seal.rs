@@ -55,11 +55,15 @@ impl Host {
         self.let_owner_in(&record)?;
         let (base, workspaces) = (record.base.clone(), record.spec.workspaces.clone());
         let line = record.line.clone().ended(now());
-        let (layer, own) = match self.is_idle(&record)? {
+        let (chain, own) = match self.is_idle(&record)? {
             true => self.rotate(lock, record, snapshot)?,
-            false => self.capture(lock, record, snapshot)?,
+            false => {
+                let (layer, own) = self.capture(lock, record, snapshot)?;
+                (self.chain(Some(layer.name()))?, own)
+            }
         };
-        let mut pieces = vec![piece(&layer)];
+        let layer = &chain[0];
+        let mut pieces = vec![piece(layer)];
         for name in &own {
             pieces.push(piece(&self.store.layer(name).map_err(layer_error("read a layer"))?));
         }
@@ -78,7 +82,6 @@ impl Host {
             durable: false,
         };
         // Counting what was taken as it is would cost as much as there is of it.
-        let chain = self.store.chain(layer.name()).map_err(layer_error("read the layers"))?;
         let sizes: Option<Vec<_>> = chain.iter().map(|layer| layer.record().size).collect();
         let is_long = chain.len() >= CHAIN_MAX;
         let artifact = match sizes {
@@ -165,24 +168,25 @@ impl Host {
         Ok(true)
     }
 
-    /// What was written becomes the layer itself. Answers also with the layers that only the sandbox
-    /// knew until now.
+    /// What was written becomes the layer itself. Answers with it and all that it lies on, and with the layers that only
+    /// the sandbox knew until now.
     fn rotate(
         &self,
         lock: &OwnedFd,
         record: Record,
         snapshot: SnapshotId,
-    ) -> DriverResult<(Layer, Vec<LayerName>)> {
+    ) -> DriverResult<(Vec<Layer>, Vec<LayerName>)> {
         let place = self.place(record.id);
         let upper = place.upper(record.generation);
         let next = record.generation + 1;
         let top = record.flat.clone().or_else(|| record.top.clone());
+        let mut chain = self.chain(top.as_ref())?;
         let promised = self
             .store
-            .promise_upper(LayerName::of(snapshot), top.clone(), &upper, COUNTED_MAX)
+            .promise_upper(LayerName::of(snapshot), top, &upper, COUNTED_MAX)
             .map_err(layer_error("prepare a layer"))?;
         match record.is_alive() {
-            true => self.switch(lock, &record, snapshot, top.as_ref())?,
+            true => self.switch(lock, &record, snapshot, &chain)?,
             // Where to look for what was written, if we die before the record is right again.
             false => {
                 let sealing = Some(Sealing { snapshot, root_device: 0 });
@@ -190,11 +194,13 @@ impl Host {
             }
         }
         let layer = promised.keep(&upper).map_err(layer_error("keep a layer"))?;
+        let name = layer.name().clone();
+        chain.insert(0, layer);
         let own = record.own.clone();
         let old = place.generation(record.generation);
         let record = Record {
             generation: next,
-            top: Some(layer.name().clone()),
+            top: Some(name),
             flat: None,
             own: Vec::new(),
             captured: None,
@@ -208,13 +214,18 @@ impl Host {
             sealing: None,
             ..record
         };
-        if !record.is_alive() {
-            let overlays = self.overlays(&record, next, None, record.top.as_ref())?;
-            self.make_generation(&overlays)?;
+        let is_alive = record.is_alive();
+        if !is_alive {
+            self.make_generation(&self.overlays_on(&record, next, None, &chain))?;
         }
         self.write(&record)?;
-        self.store.throw_away(&old).map_err(layer_error("remove a work directory"))?;
-        Ok((layer, own))
+        let thrown = match is_alive {
+            // Whoever changed the root empties the trash when we are gone.
+            true => self.store.throw_away_later(&old),
+            false => self.store.throw_away(&old),
+        };
+        thrown.map_err(layer_error("remove a work directory"))?;
+        Ok((chain, own))
     }
 
     /// The sandbox writes to the next generation from now on.
@@ -223,12 +234,12 @@ impl Host {
         lock: &OwnedFd,
         record: &Record,
         snapshot: SnapshotId,
-        top: Option<&LayerName>,
+        chain: &[Layer],
     ) -> DriverResult<()> {
         let place = self.place(record.id);
         let (upper, next) = (place.upper(record.generation), record.generation + 1);
         self.clear_generation(&place, next)?;
-        let overlays = self.overlays(record, next, Some(&upper), top)?;
+        let overlays = self.overlays_on(record, next, Some(&upper), chain);
         self.make_generation(&overlays)?;
         let root_device = self.root_device(record)?;
         let sealing = Some(Sealing { snapshot, root_device });

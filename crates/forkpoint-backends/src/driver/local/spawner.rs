@@ -102,6 +102,7 @@ pub(super) fn serve() -> ! {
                 answer(fds, |fds| Ok((switch::on_layers(&store, &work, fds)?, ())));
             }),
             Order::Switch(spec) => {
+                store = Some(spec.data.join("store"));
                 let prepared = shared.prepare_owners(spec.isolation);
                 in_a_copy(|| {
                     let old = answer(fds, |fds| {

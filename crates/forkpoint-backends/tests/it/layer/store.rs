@@ -254,3 +254,15 @@ fn what_cannot_be_deleted_is_reported_and_the_rest_goes() {
     assert!(stats.leftovers[0].path.ends_with("tree/dir/stuck"), "{stats:?}");
     scene.assert_clean();
 }
+
+#[test]
+fn what_goes_later_goes() {
+    let scene = Scene::new();
+    let place = scene.store_path().join("thrown");
+    fs::create_dir_all(place.join("deep")).unwrap();
+    scene.store.throw_away_later(&place).unwrap();
+    assert!(!place.exists());
+    while !entries(&scene.store_path().join("trash")).is_empty() {
+        std::thread::yield_now();
+    }
+}

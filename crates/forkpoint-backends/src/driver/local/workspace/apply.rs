@@ -175,13 +175,6 @@ impl Host {
         let mount = ViewMount { at: PathBuf::new(), levels };
         LayerView::open(&[mount], self.store.marks()).map_err(layer_error("look at files"))
     }
-
-    fn chain(&self, top: Option<&LayerName>) -> DriverResult<Vec<Layer>> {
-        match top {
-            Some(top) => self.store.chain(top).map_err(layer_error("read the layers")),
-            None => Ok(Vec::new()),
-        }
-    }
 }
 
 fn level(below: &Path) -> impl Fn(PathBuf) -> ViewLevel {
