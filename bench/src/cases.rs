@@ -13,6 +13,7 @@ use crate::{
 mod command_line;
 mod containers;
 mod daily;
+mod full;
 mod lives;
 mod memory;
 mod snapshots;
@@ -29,7 +30,7 @@ pub struct Bench<'a> {
 
 pub type Case = (&'static str, fn(&Bench<'_>) -> Vec<Row>);
 
-pub const ALL: [Case; 19] = [
+pub const ALL: [Case; 21] = [
     ("exec", lives::exec),
     ("create", lives::create),
     ("quiet", lives::create_after_quiet),
@@ -46,6 +47,8 @@ pub const ALL: [Case; 19] = [
     ("log", daily::log),
     ("workspace", daily::workspace),
     ("image", templates::unpack),
+    ("full-small", full::small),
+    ("full-python", full::python),
     ("docker-commit", containers::beside_commit),
     ("docker-volume", containers::volume),
     ("docker-space", containers::space),

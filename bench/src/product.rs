@@ -13,7 +13,7 @@ use forkpoint_backends::{
     environment::SystemEnvironment,
 };
 use forkpoint_core::{
-    driver::{Command, Driver, ExitStatus, Sandbox},
+    driver::{Command, Driver, ExitStatus, Sandbox, SnapshotKind},
     engine::{
         CreateRequest, Engine, EngineConfig, ForkRequest, ForkSource, RollbackRequest,
         SnapshotOutcome, SnapshotRequest, Wait,
@@ -142,6 +142,16 @@ impl<'a> Product<'a> {
             SnapshotOutcome::Taken(taken) => (time, taken.snapshot.id.to_string()),
             SnapshotOutcome::Skipped(reason) => panic!("no snapshot: {reason}"),
         }
+    }
+
+    /// With processes and memory: how long all of it took, and how long they stood still.
+    pub fn snapshot_full(&self, id: &str) -> (Duration, Duration, String) {
+        let kind = SnapshotKind::Full;
+        let request = SnapshotRequest { kind, sync: false, ..SnapshotRequest::new(id) };
+        let (time, outcome) = self.timed(self.engine.snapshot(request));
+        let SnapshotOutcome::Taken(taken) = outcome.unwrap() else { panic!("no snapshot") };
+        let pause = taken.snapshot.artifact.data["paused_us"].as_u64().unwrap();
+        (time, Duration::from_micros(pause), taken.snapshot.id.to_string())
     }
 
     pub fn fork(&self, snapshot: &str, count: usize) -> (Duration, Vec<String>) {

@@ -137,6 +137,49 @@ fn a_killed_fork_makes_all_copies_or_none() {
     });
 }
 
+/// Counts in its memory for ever.
+const COUNTER: &str = "(i=0; while :; do i=$((i+1)); echo $i > /srv/new; mv /srv/new /srv/n; \
+                       sleep 0.005; done) > /dev/null 2>&1 < /dev/null &";
+
+fn counts_on(home: &Home, sandbox: &str) {
+    let count = || home.sh(sandbox, "cat /srv/n").trim().parse::<u64>().expect("a number");
+    let now = count();
+    assert!(until(|| count() > now), "{sandbox} does not count");
+}
+
+#[test]
+fn a_killed_full_snapshot_is_taken_or_not_and_what_runs_goes_on() {
+    let home = Home::with_web();
+    home.sh("web", COUNTER);
+    assert!(until(|| home.run(["exec", "web", "--", "test", "-e", "/srv/n"]).code == Some(0)));
+    let args = ["snapshot", "web", "--full", "--name", "s{}", "--no-sync"];
+    kill_at_every_moment(&home, &args, |_| counts_on(&home, "web"));
+    assert_agreed(&home);
+    let names = home.ok(["list", "-q"]).stdout;
+    let names: Vec<&str> = names.lines().collect();
+    let images = fs::read_dir(home.path().join("data/local/memory")).expect("images").count();
+    assert_eq!(images, names.len(), "nothing is kept that nobody knows");
+    for name in &names {
+        let copy = home.ok(["restore", name]).id().to_owned();
+        counts_on(&home, &copy);
+        home.ok(["rm", "--force", &copy]);
+    }
+    kill_at_every_moment(&home, &["restore", names[0], "--name", "copy{}"], |_| {
+        assert_agreed(&home);
+        let web = home.ok(["ps", "--json"]).json();
+        let is_copy = |sandbox: &&Value| sandbox["name"] != "web";
+        for copy in web["sandboxes"].as_array().expect("a list").iter().filter(is_copy) {
+            let id = copy["id"].as_str().expect("a text");
+            counts_on(&home, id);
+            home.ok(["rm", "--force", id]);
+        }
+    });
+    kill_at_every_moment(&home, &["rollback", "web", names[0]], |_| {
+        assert_agreed(&home);
+        counts_on(&home, "web");
+    });
+}
+
 #[test]
 fn a_sandbox_whose_first_process_is_killed_is_told_as_stopped_and_starts_again() {
     let home = Home::with_web();

@@ -9,6 +9,7 @@ mod demo;
 mod docker;
 mod documents;
 mod errors;
+mod full;
 mod guides;
 mod harness;
 mod help;

@@ -418,6 +418,23 @@ fn references_resolve_as_people_write_them() {
 }
 
 #[test]
+fn files_alone_are_kept_where_that_will_do_and_the_reason_is_told() {
+    fixed().run(|engine| async move {
+        let auto = SnapshotRequest {
+            kind: SnapshotKind::Full,
+            or_files: true,
+            ..SnapshotRequest::new("web")
+        };
+        let SnapshotOutcome::Taken(taken) = engine.snapshot(auto).await.unwrap() else {
+            panic!("it is taken");
+        };
+        assert_eq!(taken.snapshot.kind, SnapshotKind::Files);
+        let why = taken.files_alone.expect("a reason");
+        assert!(why.contains("processes and memory"), "{why}");
+    });
+}
+
+#[test]
 fn what_cannot_work_is_refused_before_it_starts() {
     let world = fixed();
     let before = world.visible();

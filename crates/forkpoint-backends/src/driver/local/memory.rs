@@ -148,6 +148,8 @@ impl Host {
         let mut artifact = added(artifact, &since.below);
         artifact.data["memory"] =
             serde_json::to_value(&since.below).map_err(failed("describe a snapshot"))?;
+        artifact.data["paused_us"] =
+            u64::try_from(captured.pause.as_micros()).unwrap_or(u64::MAX).into();
         // If it is lost, the next one reads all of the memory.
         let _ = self.keep_tracking(&record, since, snapshot, image);
         Ok((artifact, is_long))

@@ -1,0 +1,45 @@
+//! Full snapshots, as the command line tells of them.
+
+use serde_json::json;
+
+use crate::harness::{Home, until};
+
+/// A program with memory that nobody can keep.
+const LOCKED: &str = "python3 -c \"
+import ctypes, os, time
+page = ctypes.create_string_buffer(4096)
+assert ctypes.CDLL(None).mlock(page, 4096) == 0
+open('/tmp/locked', 'w').close()
+time.sleep(1000)\" > /dev/null 2>&1 < /dev/null &";
+
+#[test]
+fn what_runs_is_told_and_goes_on_in_a_copy() {
+    let home = Home::with_web();
+    home.sh("web", "sleep 1000 > /dev/null 2>&1 < /dev/null &");
+    home.ok(["snapshot", "web", "--full", "--name", "whole"]);
+    let shown = home.ok(["show", "whole", "--json"]).json();
+    assert_eq!(shown["kind"], json!("full"));
+    assert_eq!(shown["processes"][0]["name"], json!("sleep"), "{shown}");
+    let told = home.ok(["show", "whole"]).stdout;
+    assert!(told.contains("sleep, "), "{told}");
+    home.ok(["restore", "whole", "--name", "copy"]);
+    assert_eq!(home.sh("copy", "pgrep -x sleep | wc -l").trim(), "1");
+}
+
+#[test]
+fn what_cannot_be_kept_is_refused_or_left_out_as_one_likes() {
+    let home = Home::with_web();
+    home.sh("web", LOCKED);
+    assert!(until(|| home.run(["exec", "web", "--", "test", "-e", "/tmp/locked"]).code == Some(0)));
+    let validated = home.run(["validate", "web", "--full"]);
+    assert!(
+        validated.code == Some(1) && validated.stdout.contains("locked memory"),
+        "{validated:?}"
+    );
+    let refused = home.run(["snapshot", "web", "--full"]);
+    assert!(refused.code != Some(0) && refused.stderr.contains("locked memory"), "{refused:?}");
+    assert_eq!(home.ok(["list", "-q"]).stdout, "");
+    let auto = home.ok(["snapshot", "web", "--full=auto", "--name", "some"]);
+    assert!(auto.stderr.contains("were not kept") && auto.stderr.contains("locked"), "{auto:?}");
+    assert_eq!(home.ok(["show", "some", "--json"]).json()["kind"], json!("files"));
+}
