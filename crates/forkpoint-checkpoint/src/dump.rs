@@ -38,10 +38,11 @@ pub(crate) mod proc;
 pub(crate) mod shared;
 mod socket;
 mod task;
+mod tcp;
 mod terminal;
 mod watch;
 
-pub(crate) use self::task::Draft;
+pub use self::tcp::Connections;
 use self::{
     advice::Advice,
     files::Files,
@@ -49,17 +50,20 @@ use self::{
     proc::{Stat, Status},
     task::{Common, Questions},
 };
+pub(crate) use self::{task::Draft, tcp::name};
 
 /// How a capture is made.
 #[derive(Clone, Copy, Debug)]
 pub struct CaptureSpec {
     /// How long the tree may take to stand still.
     pub patience: Duration,
+    /// What becomes of connections to somebody outside.
+    pub connections: Connections,
 }
 
 impl Default for CaptureSpec {
     fn default() -> Self {
-        Self { patience: Duration::from_secs(3) }
+        Self { patience: Duration::from_secs(3), connections: Connections::default() }
     }
 }
 
@@ -169,12 +173,13 @@ fn run(
     loop {
         let start = sys::now();
         let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
-        let result =
-            read(tree, &mut frozen, &mut advice, tracker.as_deref_mut()).and_then(|captured| {
+        let result = read(tree, &mut frozen, spec, &mut advice, tracker.as_deref_mut()).and_then(
+            |captured| {
                 let done = moment.take().map_or(Ok(()), |moment| moment());
                 done.system("do what was to be done meanwhile")?;
                 Ok(captured)
-            });
+            },
+        );
         frozen.thaw();
         let pause = sys::now().saturating_sub(start);
         match result {
@@ -191,7 +196,9 @@ pub(crate) fn look_at_all(tree: &Tree, frozen: &mut Frozen) -> Result<(Vec<Draft
     let mut findings = Findings::default();
     let drafts = drafts(tree, frozen, &mut findings)?;
     let inside = inside(frozen, &drafts);
-    let looked = open_files(tree, frozen, drafts, inside, &mut findings)?;
+    // What is new is closed, so it does not matter whom it is to.
+    let connections = Connections::Close;
+    let looked = open_files(tree, frozen, drafts, inside, connections, &mut findings)?;
     findings.verdict()?;
     Ok(looked)
 }
@@ -222,15 +229,18 @@ fn open_files(
     frozen: &Frozen,
     mut drafts: Vec<Draft>,
     inside: HashMap<i32, i32>,
+    connections: Connections,
     findings: &mut Findings,
 ) -> Result<(Vec<Draft>, Vec<OpenFile>)> {
     let mapped = shared::mapped(&drafts);
-    let mut files = Files::new(tree.init, inside, mapped).doing("open the root", tree.init)?;
+    let files = Files::new(tree.init, inside, mapped, connections);
+    let mut files = files.doing("open the root", tree.init)?;
     for (held, draft) in frozen.processes.iter().zip(&mut drafts) {
         files.add(held, draft, findings).doing("read open files", held.pid)?;
     }
     files.check_pipes(findings).system("look at pipes")?;
     files.check_pairs(&drafts, findings);
+    files.join_connections(&drafts, findings).system("look at connections")?;
     files.find_polled(frozen, &drafts, findings).system("look at polls")?;
     Ok((drafts, files.files))
 }
@@ -238,6 +248,7 @@ fn open_files(
 fn read(
     tree: &Tree,
     frozen: &mut Frozen,
+    spec: &CaptureSpec,
     advice: &mut Advice,
     mut tracker: Option<&mut Tracker>,
 ) -> Result<Captured> {
@@ -248,7 +259,8 @@ fn read(
     for (held, draft) in frozen.processes.iter().zip(&mut drafts) {
         advice.note(held.pid, draft, &mut findings).doing("read the mappings", held.pid)?;
     }
-    let (mut drafts, files) = open_files(tree, frozen, drafts, inside.clone(), &mut findings)?;
+    let (mut drafts, files) =
+        open_files(tree, frozen, drafts, inside.clone(), spec.connections, &mut findings)?;
     let dead = dead(frozen, &inside)?;
     let doors = shared::doors(frozen, &drafts, &files);
     let memories = shared::look(&doors, &mut findings).system("look at shared memory")?;

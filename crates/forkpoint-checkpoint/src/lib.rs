@@ -28,7 +28,7 @@ mod sys;
 mod track;
 
 pub use self::{
-    dump::{CaptureSpec, Captured, capture},
+    dump::{CaptureSpec, Captured, Connections, capture},
     error::{Error, Refusal, Refusals, Result},
     freeze::Tree,
     image::{Chain, ImageError, ImageId},

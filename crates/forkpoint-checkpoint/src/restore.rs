@@ -31,6 +31,7 @@ mod board;
 mod files;
 pub(crate) mod shared;
 mod sockets;
+mod tcp;
 mod tree;
 mod watches;
 

@@ -18,7 +18,7 @@ use rustix::{
 };
 
 use super::{
-    anonymous, locks, pipe,
+    Connections, anonymous, locks, pipe,
     proc::{FdInfo, link},
     socket::{self, UnixSockets},
     task::Draft,
@@ -55,6 +55,7 @@ pub(super) struct Files {
     inside: HashMap<i32, i32>,
     /// Files without a name that are mapped.
     mapped: HashSet<MemoryId>,
+    connections: Connections,
 }
 
 impl Files {
@@ -62,6 +63,7 @@ impl Files {
         init: i32,
         inside: HashMap<i32, i32>,
         mapped: HashSet<MemoryId>,
+        connections: Connections,
     ) -> io::Result<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::open(format!("/proc/{init}/root"), flags, Mode::empty())?;
@@ -75,6 +77,7 @@ impl Files {
             sockets: UnixSockets::of(init),
             inside,
             mapped,
+            connections,
         })
     }
 
@@ -162,7 +165,9 @@ impl Files {
             FileType::Fifo if seen.name.starts_with("pipe:") => pipe::kind(seen),
             FileType::Fifo if self.leads_to(seen) => pipe::named(seen),
             FileType::Fifo => Err(format!("{ELSEWHERE}; close it first")),
-            FileType::Socket => socket::kind(seen, &self.sockets, &draft.alive.cwd),
+            FileType::Socket => {
+                socket::kind(seen, &self.sockets, &draft.alive.cwd, self.connections)
+            }
             FileType::RegularFile | FileType::Directory => self.path(seen),
             FileType::CharacterDevice => terminal::kind(seen, draft, &self.inside),
             _ => match seen.name.strip_prefix("anon_inode:") {
@@ -237,14 +242,16 @@ impl Files {
         }
     }
 
-    fn is_shut(&self, file: usize, writer: bool) -> io::Result<bool> {
+    /// A copy of somebody's descriptor of an open file.
+    pub(super) fn pull(&self, file: usize) -> io::Result<OwnedFd> {
         let (pid, number) = self.holders[file];
-        let flags = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::PATH;
-        let path = format!("/proc/{pid}/fd/{number}");
-        let _ = rustix::fs::open(path, flags, Mode::empty())?;
         let pid = rustix::process::Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
         let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
-        let fd = pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty())?;
+        Ok(pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty())?)
+    }
+
+    fn is_shut(&self, file: usize, writer: bool) -> io::Result<bool> {
+        let fd = self.pull(file)?;
         let shut = if writer { PollFlags::ERR } else { PollFlags::HUP };
         let mut fds = [PollFd::new(&fd, PollFlags::empty())];
         poll(&mut fds, Some(&Timespec::default()))?;

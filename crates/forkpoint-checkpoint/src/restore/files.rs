@@ -17,11 +17,14 @@ use rustix::{
     process::{Resource, Rlimit, getrlimit, setrlimit},
 };
 
-use super::{Numbers, Plan, shared, sockets, watches};
+use super::{Numbers, Plan, shared, sockets, tcp, tcp::Connector, watches};
 use crate::{
     coverage::DEVICES,
     error::{Doing as _, Error, Result},
-    image::{Bytes, FileKind, FileLock, Lock, MappingKind, OpenFile, Process, RangeLock},
+    image::{
+        Bytes, Connection, FileKind, FileLock, Lock, MappingKind, OpenFile, OtherEnd, Process,
+        RangeLock,
+    },
     sys::socket,
 };
 
@@ -45,17 +48,43 @@ pub(super) fn open_all(plan: &Plan<'_>) -> Result<()> {
         })?;
         place(fd, plan.numbers.file(index)).system("place a descriptor")?;
     }
+    send_what_was_on_its_way(plan)?;
     finish_all(plan, &opener)
+}
+
+fn other_end<'a>(plan: &Plan<'a>, end: &Connection) -> Option<&'a Connection> {
+    plan.snapshot().files.iter().find_map(|file| match &file.kind {
+        FileKind::Connection(other) if tcp::belong(end, other) => Some(other),
+        _ => None,
+    })
+}
+
+fn send_what_was_on_its_way(plan: &Plan<'_>) -> Result<()> {
+    let ends =
+        plan.snapshot().files.iter().enumerate().filter_map(|(index, file)| match &file.kind {
+            FileKind::Connection(end) if end.other_end == OtherEnd::Inside => Some((index, end)),
+            _ => None,
+        });
+    for (index, end) in ends {
+        let other = other_end(plan, end).ok_or_else(|| Error::System {
+            doing: "find the other end of a connection",
+            source: io::ErrorKind::NotFound.into(),
+        })?;
+        let fd = duplicate(plan.numbers.file(index)).system("send what was on its way")?;
+        tcp::fill(&fd, other).system("send what was on its way")?;
+    }
+    Ok(())
 }
 
 /// What needs others to be there, in this order: names of connections, listeners who have the same,
 /// who is connected to a name, what is shut; and watches when nothing is opened any more.
 fn finish_all(plan: &Plan<'_>, opener: &Opener<'_>) -> Result<()> {
-    let steps: [Step; 5] = [
+    let steps: [Step; 6] = [
         sockets::name_connection,
         sockets::listen,
         sockets::connect,
         sockets::shut,
+        tcp::settle,
         watches::watch,
     ];
     for step in steps {
@@ -163,6 +192,7 @@ struct Opener<'a> {
     pipes: HashMap<u64, (OwnedFd, OwnedFd)>,
     /// The other end of a pair of which one was asked for, by its number.
     pairs: HashMap<u64, OwnedFd>,
+    connections: Connector,
     /// Pipes with a name, both ends.
     fifos: HashMap<u64, OwnedFd>,
     deleted: HashMap<u64, OwnedFd>,
@@ -174,6 +204,7 @@ impl<'a> Opener<'a> {
             plan,
             pipes: HashMap::new(),
             pairs: HashMap::new(),
+            connections: Connector::default(),
             fifos: HashMap::new(),
             deleted: HashMap::new(),
         }
@@ -233,11 +264,16 @@ impl<'a> Opener<'a> {
                 use rustix::event::epoll::{CreateFlags, create};
                 Ok(create(CreateFlags::CLOEXEC)?)
             }
-            FileKind::Pair { socket, peer, kind, queued, .. } => {
-                self.pair(*socket, *peer, *kind, queued, flags)
+            FileKind::Pair { socket, peer, kind, queued, options, .. } => {
+                let fd = self.pair(*socket, *peer, *kind, queued, flags)?;
+                sockets::options(&fd, options)?;
+                Ok(fd)
             }
             FileKind::Listener(listener) => sockets::listener(listener, flags),
             FileKind::Datagram(socket) => sockets::datagram(socket, flags),
+            FileKind::Connection(end) => {
+                self.connections.open(end, other_end(self.plan, end), flags)
+            }
             FileKind::Watch { .. } => watches::open(flags),
             FileKind::Fifo { path, pipe, capacity, content } => {
                 self.fifo(path, *pipe, *capacity, content, flags)
