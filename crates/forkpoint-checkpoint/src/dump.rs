@@ -242,6 +242,7 @@ fn open_files(
     files.check_pairs(&drafts, findings);
     files.join_connections(&drafts, findings).system("look at connections")?;
     files.find_polled(frozen, &drafts, findings).system("look at polls")?;
+    files.check_processes(&drafts, &dead(frozen, &files.inside)?, findings);
     Ok((drafts, files.files))
 }
 

@@ -3,6 +3,7 @@
 //! Descriptors are copied here (`pidfd_getfd`) and looked at; nothing is done with them that could wait.
 
 use std::{
+    cmp::Ordering,
     collections::{HashMap, HashSet},
     fs, io,
     os::{
@@ -27,7 +28,7 @@ use super::{
 use crate::{
     coverage::{DEVICES, Findings, Whose},
     freeze::Held,
-    image::{Bytes, Descriptor, FileKind, MemoryId, OpenFile},
+    image::{Bytes, Descriptor, FileKind, MemoryId, OpenFile, Process},
     sys,
 };
 
@@ -52,7 +53,7 @@ pub(super) struct Files {
     root: OwnedFd,
     sockets: UnixSockets,
     /// Groups of terminals are told by their numbers outside.
-    inside: HashMap<i32, i32>,
+    pub(super) inside: HashMap<i32, i32>,
     /// Files without a name that are mapped.
     mapped: HashSet<MemoryId>,
     connections: Connections,
@@ -100,8 +101,15 @@ impl Files {
             let close_on_exec = info.flags()? & libc::O_CLOEXEC != 0;
             let known = self.find(&stat, (pid, number))?;
             let file = match known {
-                Some(file) => Some(file),
-                None => self.open_file(&fd, &stat, &info, (pid, number), draft, findings)?,
+                Ok(file) => Some(file),
+                Err(place) => {
+                    let file = self.open_file(&fd, &stat, &info, (pid, number), draft, findings)?;
+                    if let Some(file) = file {
+                        let same = self.index.entry((stat.st_dev, stat.st_ino)).or_default();
+                        same.insert(place, file);
+                    }
+                    file
+                }
             };
             draft.alive.locks.extend(locks::of_process(&info, number));
             if let Some(file) = file {
@@ -111,13 +119,19 @@ impl Files {
         Ok(())
     }
 
-    fn find(&self, stat: &Stat, holder: Holder) -> io::Result<Option<usize>> {
-        for file in self.index.get(&(stat.st_dev, stat.st_ino)).into_iter().flatten() {
-            if sys::task::same_file(holder, self.holders[*file])? {
-                return Ok(Some(*file));
+    /// The open file, or its place among those of the same inode, which are in order.
+    fn find(&self, stat: &Stat, holder: Holder) -> io::Result<Result<usize, usize>> {
+        let same = self.index.get(&(stat.st_dev, stat.st_ino)).map_or(&[][..], Vec::as_slice);
+        let (mut low, mut high) = (0, same.len());
+        while low < high {
+            let middle = usize::midpoint(low, high);
+            match sys::task::compare_files(holder, self.holders[same[middle]])? {
+                Ordering::Equal => return Ok(Ok(same[middle])),
+                Ordering::Less => high = middle,
+                Ordering::Greater => low = middle + 1,
             }
         }
-        Ok(None)
+        Ok(Err(low))
     }
 
     fn open_file(
@@ -156,7 +170,6 @@ impl Files {
         self.files.push(OpenFile { flags, kind, locks });
         self.holders.push(holder);
         self.inodes.push(stat.st_ino);
-        self.index.entry((stat.st_dev, stat.st_ino)).or_default().push(file);
         Ok(Some(file))
     }
 
@@ -211,10 +224,10 @@ impl Files {
     /// Pipes must have both ends here, unless the other is closed. `outside` tells of those that the
     /// caller takes care of.
     pub(super) fn check_pipes(&self, findings: &mut Findings) -> io::Result<()> {
+        let ends: HashSet<(u64, bool)> =
+            self.half_pipes.iter().map(|(_, pipe, writer, _)| (*pipe, *writer)).collect();
         for (file, pipe, writer, whose) in &self.half_pipes {
-            let is_other =
-                |other: &(usize, u64, bool, Whose)| other.1 == *pipe && other.2 != *writer;
-            if self.half_pipes.iter().any(is_other) || self.is_shut(*file, *writer)? {
+            if ends.contains(&(*pipe, !writer)) || self.is_shut(*file, *writer)? {
                 continue;
             }
             let (_, number) = self.holders[*file];
@@ -237,6 +250,34 @@ impl Files {
                 if *peer != 0 && ends.get(peer) != Some(socket) {
                     let thing = format!("a connection to somebody outside (descriptor {number})");
                     findings.refuse(&draft.whose, thing, "the other end is not captured; close it");
+                }
+            }
+        }
+    }
+
+    /// Who has a descriptor of a process must be made after it: be one of its ancestors, or itself.
+    pub(super) fn check_processes(
+        &self,
+        drafts: &[Draft],
+        dead: &[Process],
+        findings: &mut Findings,
+    ) {
+        let parent_of: HashMap<i32, i32> = drafts
+            .iter()
+            .map(|draft| {
+                let parent = self.inside.get(&draft.parent_outside).copied().unwrap_or(1);
+                (draft.whose.pid, parent)
+            })
+            .chain(dead.iter().map(|process| (process.pid, process.parent)))
+            .collect();
+        for draft in drafts {
+            for Descriptor { number, file, .. } in &draft.alive.descriptors {
+                let FileKind::Process { pid } = self.files[*file].kind else { continue };
+                let mut ancestors =
+                    std::iter::successors(Some(pid), |pid| parent_of.get(pid).copied());
+                if !ancestors.any(|ancestor| ancestor == draft.whose.pid) {
+                    let thing = format!("process {pid} as descriptor {number}");
+                    findings.refuse(&draft.whose, thing, "it is not its child; close it first");
                 }
             }
         }

@@ -289,6 +289,9 @@ fn open_file(file: &OpenFile, files: usize) -> Verdict {
             let fits = address.0.len() <= 128 && *shut <= 3;
             must(fits, || "no such end of a connection".to_owned())
         }
+        FileKind::Process { pid } => {
+            must((1..PID_MAX).contains(pid), || "no such process".to_owned())
+        }
         FileKind::Deleted { .. }
         | FileKind::Event { .. }
         | FileKind::Timer { .. }

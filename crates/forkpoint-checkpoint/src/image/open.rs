@@ -100,6 +100,10 @@ pub enum FileKind {
     Terminal {
         terminal: u32,
     },
+    /// A process of the sandbox (`pidfd`).
+    Process {
+        pid: i32,
+    },
     /// Paths that are watched and for what; `wd` is kept.
     Watch {
         watches: Vec<(i32, String, u32)>,

@@ -271,6 +271,10 @@ impl<'a> Opener<'a> {
             }
             FileKind::Listener(listener) => sockets::listener(listener, flags),
             FileKind::Datagram(socket) => sockets::datagram(socket, flags),
+            // Whoever has it opens it when the process is there.
+            FileKind::Process { .. } => {
+                Ok(rustix::fs::open("/dev/null", OFlags::CLOEXEC, Mode::empty())?)
+            }
             FileKind::Connection(end) => {
                 self.connections.open(end, other_end(self.plan, end), flags)
             }
