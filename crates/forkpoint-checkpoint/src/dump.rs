@@ -7,39 +7,36 @@
 //! What cannot be captured is refused before pages are copied. The caller's own moment, in which nothing
 //! of the tree runs, is where files are sealed. The image is written when the tree runs again.
 
-use std::{
-    collections::HashMap,
-    fs::{self, File},
-    io,
-    path::Path,
-    time::Duration,
-};
+use std::{collections::HashMap, fs::File, io, path::Path, time::Duration};
 
 use crate::{
-    arch,
     coverage::{Findings, Whose},
     error::{Doing as _, Error, Result},
     freeze::{Frozen, Held, Tree, freeze},
     hand::Reins,
-    image::{self, ImageId, Life, Machine, OpenFile, Process, Snapshot},
+    image::{self, ImageId, Life, OpenFile, Process, Snapshot},
     sys::{self, Deadline, ptrace},
     track::{LiesOver, Tracker},
 };
 
 mod advice;
 mod anonymous;
+mod early;
 mod files;
 mod locks;
+mod machine;
 pub(crate) mod maps;
 pub(crate) mod memory;
 mod pipe;
 mod polls;
 pub(crate) mod proc;
+mod questions;
 pub(crate) mod shared;
 mod socket;
 mod task;
 mod tcp;
 mod terminal;
+mod thread;
 mod watch;
 
 pub use self::tcp::Connections;
@@ -48,9 +45,10 @@ use self::{
     files::Files,
     memory::Pages,
     proc::{Stat, Status},
-    task::{Common, Questions},
+    questions::Questions,
+    task::Common,
 };
-pub(crate) use self::{task::Draft, tcp::name};
+pub(crate) use self::{machine::this_machine, task::Draft, tcp::name};
 
 /// How a capture is made.
 #[derive(Clone, Copy, Debug)]
@@ -118,46 +116,6 @@ impl Tracker {
             self.forget();
         }
         result
-    }
-}
-
-impl Tracker {
-    /// Copies memory while the tree runs, so that the first capture has to copy only what is written
-    /// meanwhile. The tree stands still for as long as it takes to begin tracking, which is returned.
-    pub fn prepare(&mut self, tree: &Tree, spec: &CaptureSpec) -> Result<Duration> {
-        self.forget();
-        let deadline = Deadline::after(spec.patience);
-        let start = sys::now();
-        let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
-        let result = self.begin_all(tree, &mut frozen);
-        frozen.thaw();
-        let pause = sys::now().saturating_sub(start);
-        match result {
-            Ok(()) => self.copy_early(),
-            Err(_) => self.forget(),
-        }
-        result.map(|()| pause)
-    }
-
-    fn begin_all(&mut self, tree: &Tree, frozen: &mut Frozen) -> Result<()> {
-        let mut findings = Findings::default();
-        let drafts = drafts(tree, frozen, &mut findings)?;
-        findings.verdict()?;
-        for (held, draft) in frozen.processes.iter_mut().zip(drafts) {
-            let pid = held.pid;
-            let reins = draft.reins.ok_or(Error::Ended { pid })?;
-            self.make_tracked(held, reins).doing("track the memory", pid)?;
-            self.begin(held, draft.alive.mappings).doing("track the memory", pid)?;
-        }
-        Ok(())
-    }
-
-    fn make_tracked(&mut self, held: &mut Held, reins: Reins) -> io::Result<()> {
-        held.open(reins)?;
-        let mut script = held.script(0, 0);
-        script.push(task::make_userfaultfd());
-        let number = held.run(0, &script)?.result(0)?;
-        self.adopt(held, number as i32)
     }
 }
 
@@ -287,7 +245,7 @@ fn read(
         Ok(memory)
     });
     let memories = memories.collect::<Result<_>>()?;
-    let machine = machine(&drafts).system("look at this machine")?;
+    let machine = machine::of(&drafts).system("look at this machine")?;
     let mut processes = processes(drafts, &inside);
     processes.extend(dead);
     let snapshot = Snapshot { machine, processes, files, memories };
@@ -427,22 +385,4 @@ fn processes(drafts: Vec<Draft>, inside: &HashMap<i32, i32>) -> Vec<Process> {
         Process { pid, parent, group, session, name, life: Life::Alive(Box::new(alive)) }
     };
     drafts.into_iter().map(process).collect()
-}
-
-fn machine(drafts: &[Draft]) -> io::Result<Machine> {
-    let first = drafts.first().and_then(|draft| draft.alive.threads.first());
-    let features = first.map_or(0, |thread| arch::features(&thread.extended.0));
-    Ok(Machine { features, ..this_machine()? })
-}
-
-/// All but the processor's features, which a process tells.
-pub(crate) fn this_machine() -> io::Result<Machine> {
-    let system = rustix::system::uname();
-    let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
-    Ok(Machine {
-        arch: arch::NAME.to_owned(),
-        kernel: format!("{} {}", text(system.release()), text(system.version())),
-        boot: fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned(),
-        features: 0,
-    })
 }

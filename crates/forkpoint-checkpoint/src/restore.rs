@@ -29,6 +29,8 @@ use crate::{
 mod assemble;
 mod board;
 mod files;
+mod opener;
+mod rights;
 pub(crate) mod shared;
 mod sockets;
 mod tcp;

@@ -1,6 +1,6 @@
 //! Descriptors of the kernel's own things: events, timers, signals, polls.
 
-use super::{files::Seen, task::whole_timer};
+use super::{files::Seen, questions::whole_timer};
 use crate::{coverage, image::FileKind};
 
 pub(super) fn kind(kind: &str, seen: &Seen<'_>) -> Result<FileKind, String> {
