@@ -40,7 +40,6 @@ pub(crate) fn anonymous(kind: &str) -> &'static str {
         "[userfaultfd]" => "its faults are answered by the program; wait until it is closed",
         "[perf_event]" => "it measures this machine; close it first",
         "[fanotify]" => "what it watches is not told; close it first",
-        "[pidfd]" => "the process that it stands for is not told; close it first",
         kind if kind.starts_with("bpf") => "it is the kernel's; close it first",
         _ => "this kind of descriptor is not known to come back; close it first",
     }

@@ -7,21 +7,14 @@
 //! What cannot be captured is refused before pages are copied. The caller's own moment, in which nothing
 //! of the tree runs, is where files are sealed. The image is written when the tree runs again.
 
-use std::{
-    collections::HashMap,
-    fs::{self, File},
-    io,
-    path::Path,
-    time::Duration,
-};
+use std::{collections::HashMap, fs::File, io, path::Path, time::Duration};
 
 use crate::{
-    arch,
     coverage::{Findings, Whose},
     error::{Doing as _, Error, Refusals, Result},
     freeze::{Frozen, Held, Tree, freeze},
     hand::Reins,
-    image::{self, ImageId, Life, Machine, OpenFile, Process, Snapshot},
+    image::{self, ImageId, Life, OpenFile, Process, Snapshot},
     pager::until_whole,
     sys::{self, Deadline, ptrace},
     track::{LiesOver, Tracker},
@@ -29,38 +22,47 @@ use crate::{
 
 mod advice;
 mod anonymous;
+mod early;
 mod files;
 mod locks;
+mod machine;
 pub(crate) mod maps;
 pub(crate) mod memory;
 mod pipe;
 mod polls;
 pub(crate) mod proc;
+mod questions;
 pub(crate) mod shared;
 mod socket;
 mod task;
+mod tcp;
 mod terminal;
+mod thread;
 mod watch;
 
-pub(crate) use self::task::Draft;
+pub use self::tcp::Connections;
 use self::{
     advice::Advice,
     files::Files,
     memory::Pages,
     proc::{Stat, Status},
-    task::{Common, Questions},
+    questions::Questions,
+    task::Common,
 };
+pub(crate) use self::{machine::this_machine, task::Draft, tcp::name};
 
 /// How a capture is made.
 #[derive(Clone, Copy, Debug)]
 pub struct CaptureSpec {
     /// How long the tree may take to stand still.
     pub patience: Duration,
+    /// What becomes of connections to somebody outside.
+    pub connections: Connections,
 }
 
 impl Default for CaptureSpec {
     fn default() -> Self {
-        Self { patience: Duration::from_secs(3) }
+        Self { patience: Duration::from_secs(3), connections: Connections::default() }
     }
 }
 
@@ -131,47 +133,6 @@ impl Tracker {
     }
 }
 
-impl Tracker {
-    /// Copies memory while the tree runs, so that the first capture has to copy only what is written
-    /// meanwhile. The tree stands still for as long as it takes to begin tracking, which is returned.
-    pub fn prepare(&mut self, tree: &Tree, spec: &CaptureSpec) -> Result<Duration> {
-        self.forget();
-        let deadline = Deadline::after(spec.patience);
-        until_whole(tree.init, deadline)?;
-        let start = sys::now();
-        let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
-        let result = self.begin_all(tree, &mut frozen);
-        frozen.thaw();
-        let pause = sys::now().saturating_sub(start);
-        match result {
-            Ok(()) => self.copy_early(),
-            Err(_) => self.forget(),
-        }
-        result.map(|()| pause)
-    }
-
-    fn begin_all(&mut self, tree: &Tree, frozen: &mut Frozen) -> Result<()> {
-        let mut findings = Findings::default();
-        let drafts = drafts(tree, frozen, &mut findings)?;
-        findings.verdict()?;
-        for (held, draft) in frozen.processes.iter_mut().zip(drafts) {
-            let pid = held.pid;
-            let reins = draft.reins.ok_or(Error::Ended { pid })?;
-            self.make_tracked(held, reins).doing("track the memory", pid)?;
-            self.begin(held, draft.alive.mappings).doing("track the memory", pid)?;
-        }
-        Ok(())
-    }
-
-    fn make_tracked(&mut self, held: &mut Held, reins: Reins) -> io::Result<()> {
-        held.open(reins)?;
-        let mut script = held.script(0, 0);
-        script.push(task::make_userfaultfd());
-        let number = held.run(0, &script)?.result(0)?;
-        self.adopt(held, number as i32)
-    }
-}
-
 fn run(
     tree: &Tree,
     spec: &CaptureSpec,
@@ -185,12 +146,13 @@ fn run(
     loop {
         let start = sys::now();
         let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
-        let result =
-            read(tree, &mut frozen, &mut advice, tracker.as_deref_mut()).and_then(|captured| {
+        let result = read(tree, &mut frozen, spec, &mut advice, tracker.as_deref_mut()).and_then(
+            |captured| {
                 let done = moment.take().map_or(Ok(()), |moment| moment());
                 done.system("do what was to be done meanwhile")?;
                 Ok(captured)
-            });
+            },
+        );
         frozen.thaw();
         let pause = sys::now().saturating_sub(start);
         match result {
@@ -207,7 +169,9 @@ pub(crate) fn look_at_all(tree: &Tree, frozen: &mut Frozen) -> Result<(Vec<Draft
     let mut findings = Findings::default();
     let drafts = drafts(tree, frozen, &mut findings)?;
     let inside = inside(frozen, &drafts);
-    let looked = open_files(tree, frozen, drafts, inside, &mut findings)?;
+    // What is new is closed, so it does not matter whom it is to.
+    let connections = Connections::Close;
+    let looked = open_files(tree, frozen, drafts, inside, connections, &mut findings)?;
     findings.verdict()?;
     Ok(looked)
 }
@@ -238,23 +202,28 @@ fn open_files(
     frozen: &Frozen,
     mut drafts: Vec<Draft>,
     inside: HashMap<i32, i32>,
+    connections: Connections,
     findings: &mut Findings,
 ) -> Result<(Vec<Draft>, Vec<OpenFile>)> {
     let mapped = shared::mapped(&drafts);
-    let mut files = Files::new(tree, inside, mapped).doing("open the root", tree.init)?;
+    let files = Files::new(tree, inside, mapped, connections);
+    let mut files = files.doing("open the root", tree.init)?;
     for (held, draft) in frozen.processes.iter().zip(&mut drafts) {
         files.add(held, draft, findings).doing("read open files", held.pid)?;
     }
     files.check_pipes(findings).system("look at pipes")?;
     files.check_terminals(&drafts, findings);
     files.check_pairs(&drafts, findings);
+    files.join_connections(&drafts, findings).system("look at connections")?;
     files.find_polled(frozen, &drafts, findings).system("look at polls")?;
+    files.check_processes(&drafts, &dead(frozen, &files.inside)?, findings);
     Ok((drafts, files.files))
 }
 
 fn read(
     tree: &Tree,
     frozen: &mut Frozen,
+    spec: &CaptureSpec,
     advice: &mut Advice,
     mut tracker: Option<&mut Tracker>,
 ) -> Result<Captured> {
@@ -265,7 +234,8 @@ fn read(
     for (held, draft) in frozen.processes.iter().zip(&mut drafts) {
         advice.note(held.pid, draft, &mut findings).doing("read the mappings", held.pid)?;
     }
-    let (mut drafts, files) = open_files(tree, frozen, drafts, inside.clone(), &mut findings)?;
+    let (mut drafts, files) =
+        open_files(tree, frozen, drafts, inside.clone(), spec.connections, &mut findings)?;
     let dead = dead(frozen, &inside)?;
     let doors = shared::doors(frozen, &drafts, &files);
     let memories = shared::look(&doors, &mut findings).system("look at shared memory")?;
@@ -291,7 +261,7 @@ fn read(
         Ok(memory)
     });
     let memories = memories.collect::<Result<_>>()?;
-    let machine = machine(&drafts).system("look at this machine")?;
+    let machine = machine::of(&drafts).system("look at this machine")?;
     let mut processes = processes(drafts, &inside);
     processes.extend(dead);
     let snapshot = Snapshot { machine, processes, files, memories };
@@ -431,22 +401,4 @@ fn processes(drafts: Vec<Draft>, inside: &HashMap<i32, i32>) -> Vec<Process> {
         Process { pid, parent, group, session, name, life: Life::Alive(Box::new(alive)) }
     };
     drafts.into_iter().map(process).collect()
-}
-
-fn machine(drafts: &[Draft]) -> io::Result<Machine> {
-    let first = drafts.first().and_then(|draft| draft.alive.threads.first());
-    let features = first.map_or(0, |thread| arch::features(&thread.extended.0));
-    Ok(Machine { features, ..this_machine()? })
-}
-
-/// All but the processor's features, which a process tells.
-pub(crate) fn this_machine() -> io::Result<Machine> {
-    let system = rustix::system::uname();
-    let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
-    Ok(Machine {
-        arch: arch::NAME.to_owned(),
-        kernel: format!("{} {}", text(system.release()), text(system.version())),
-        boot: fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned(),
-        features: 0,
-    })
 }

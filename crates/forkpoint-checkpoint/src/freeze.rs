@@ -170,7 +170,13 @@ fn attempt(
     let mut frozen = Frozen::default();
     let mut known: HashMap<i32, usize> = HashMap::new();
     loop {
-        let new = seize_new(tree, options, &mut frozen, &mut known, attached)?;
+        let new = match seize_new(tree, options, &mut frozen, &mut known, attached)? {
+            Seized::New(new) => new,
+            Seized::Waits(tid) => {
+                drop(frozen);
+                return Ok(give_up(tid, attached));
+            }
+        };
         if new.is_empty() {
             break;
         }
@@ -188,9 +194,7 @@ fn attempt(
                 }
                 Stop::Late => {
                     drop(frozen);
-                    let limit = Deadline::after(Duration::from_millis(100));
-                    attached.retain(|tid| !let_go(*tid, limit));
-                    return Ok(Attempt::Again(tid));
+                    return Ok(give_up(tid, attached));
                 }
             }
         }
@@ -208,6 +212,20 @@ fn attempt(
     Ok(Attempt::Stands(frozen))
 }
 
+/// Everybody else was let go already.
+fn give_up(tid: i32, attached: &mut HashSet<i32>) -> Attempt {
+    let limit = Deadline::after(Duration::from_millis(100));
+    attached.retain(|tid| !let_go(*tid, limit));
+    Attempt::Again(tid)
+}
+
+enum Seized {
+    New(Vec<(i32, i32)>),
+    /// This one waits in the kernel: seized, it could neither be stopped nor let go, and would die as
+    /// ours, asked for by nobody.
+    Waits(i32),
+}
+
 /// Tasks that were not seized before, now are.
 fn seize_new(
     tree: &Tree,
@@ -215,13 +233,19 @@ fn seize_new(
     frozen: &mut Frozen,
     known: &mut HashMap<i32, usize>,
     attached: &mut HashSet<i32>,
-) -> Result<Vec<(i32, i32)>> {
+) -> Result<Seized> {
     let mut new = Vec::new();
     for pid in tree.processes() {
         for tid in tasks(pid) {
             let stands =
                 |index: &usize| frozen.processes[*index].tasks.iter().any(|t| t.tid == tid);
-            if known.get(&pid).is_some_and(stands) || !seize(pid, tid, options, attached)? {
+            if known.get(&pid).is_some_and(stands) {
+                continue;
+            }
+            if !attached.contains(&tid) && state(tid) == Some('D') {
+                return Ok(Seized::Waits(tid));
+            }
+            if !seize(pid, tid, options, attached)? {
                 continue;
             }
             attached.insert(tid);
@@ -234,7 +258,7 @@ fn seize_new(
             new.push((pid, tid));
         }
     }
-    Ok(new)
+    Ok(Seized::New(new))
 }
 
 fn open_pidfd(pid: i32) -> io::Result<OwnedFd> {
@@ -274,9 +298,12 @@ fn is_traced(tid: i32) -> bool {
 
 /// A leader that ended while its threads live is dead as a task, but its process is not.
 fn is_dead(tid: i32) -> bool {
+    matches!(state(tid), None | Some('Z' | 'X'))
+}
+
+fn state(tid: i32) -> Option<char> {
     let stat = fs::read_to_string(format!("/proc/{tid}/stat")).unwrap_or_default();
-    let state = stat.rfind(") ").and_then(|at| stat[at + 2..].chars().next());
-    matches!(state, None | Some('Z' | 'X'))
+    stat.rfind(") ").and_then(|at| stat[at + 2..].chars().next())
 }
 
 enum Stop {

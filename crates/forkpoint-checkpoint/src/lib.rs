@@ -30,7 +30,7 @@ mod sys;
 mod track;
 
 pub use self::{
-    dump::{CaptureSpec, Captured, capture, examine},
+    dump::{CaptureSpec, Captured, Connections, capture, examine},
     error::{Error, Refusal, Refusals, Result},
     freeze::Tree,
     image::{Chain, ImageError, ImageId},

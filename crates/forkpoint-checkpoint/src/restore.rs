@@ -31,8 +31,11 @@ mod assemble;
 mod board;
 mod files;
 mod lazy;
+mod opener;
+mod rights;
 pub(crate) mod shared;
 mod sockets;
+mod tcp;
 mod tree;
 mod watches;
 

@@ -12,6 +12,7 @@ pub(crate) mod memory;
 pub(crate) mod ptrace;
 pub(crate) mod socket;
 pub(crate) mod task;
+pub(crate) mod unix;
 
 pub(crate) const PAGE: u64 = 4096;
 

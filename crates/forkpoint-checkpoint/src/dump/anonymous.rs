@@ -1,6 +1,6 @@
 //! Descriptors of the kernel's own things: events, timers, signals, polls.
 
-use super::{files::Seen, task::whole_timer};
+use super::{files::Seen, questions::whole_timer};
 use crate::{coverage, image::FileKind};
 
 pub(super) fn kind(kind: &str, seen: &Seen<'_>) -> Result<FileKind, String> {
@@ -29,6 +29,13 @@ pub(super) fn kind(kind: &str, seen: &Seen<'_>) -> Result<FileKind, String> {
             let watched = seen.info.lines("tfd:").map(watched).collect::<Option<Vec<_>>>();
             let (owner, targets) = (seen.number, Vec::new());
             Ok(FileKind::Poll { owner, watched: watched.ok_or_else(odd)?, targets })
+        }
+        "[pidfd]" => {
+            let pid = field("NSpid:")?.split_whitespace().last().and_then(|pid| pid.parse().ok());
+            match pid {
+                Some(pid @ 1..) => Ok(FileKind::Process { pid }),
+                _ => Err("the process that it stands for is gone; close it first".to_owned()),
+            }
         }
         kind => Err(coverage::anonymous(kind).to_owned()),
     }

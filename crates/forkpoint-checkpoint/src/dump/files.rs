@@ -3,6 +3,7 @@
 //! Descriptors are copied here (`pidfd_getfd`) and looked at; nothing is done with them that could wait.
 
 use std::{
+    cmp::Ordering,
     collections::{HashMap, HashSet},
     fs, io,
     os::{
@@ -18,7 +19,7 @@ use rustix::{
 };
 
 use super::{
-    anonymous, locks, pipe,
+    Connections, anonymous, locks, pipe,
     proc::{FdInfo, link},
     socket::{self, UnixSockets},
     task::Draft,
@@ -27,7 +28,7 @@ use super::{
 use crate::{
     coverage::{DEVICES, Findings, Whose},
     freeze::{Held, Tree},
-    image::{Bytes, Descriptor, FileKind, MemoryId, OpenFile},
+    image::{Bytes, Descriptor, FileKind, MemoryId, OpenFile, Process},
     sys,
 };
 
@@ -55,11 +56,12 @@ pub(super) struct Files {
     root: OwnedFd,
     sockets: UnixSockets,
     /// Groups of terminals are told by their numbers outside.
-    inside: HashMap<i32, i32>,
+    pub(super) inside: HashMap<i32, i32>,
     /// Whether what leads outside is a client's.
     clients: bool,
     /// Files without a name that are mapped.
     mapped: HashSet<MemoryId>,
+    connections: Connections,
 }
 
 impl Files {
@@ -67,6 +69,7 @@ impl Files {
         tree: &Tree,
         inside: HashMap<i32, i32>,
         mapped: HashSet<MemoryId>,
+        connections: Connections,
     ) -> io::Result<Self> {
         let init = tree.init;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -82,6 +85,7 @@ impl Files {
             inside,
             clients: tree.clients,
             mapped,
+            connections,
         })
     }
 
@@ -104,8 +108,15 @@ impl Files {
             let close_on_exec = info.flags()? & libc::O_CLOEXEC != 0;
             let known = self.find(&stat, (pid, number))?;
             let file = match known {
-                Some(file) => Some(file),
-                None => self.open_file(&fd, &stat, &info, (pid, number), draft, findings)?,
+                Ok(file) => Some(file),
+                Err(place) => {
+                    let file = self.open_file(&fd, &stat, &info, (pid, number), draft, findings)?;
+                    if let Some(file) = file {
+                        let same = self.index.entry((stat.st_dev, stat.st_ino)).or_default();
+                        same.insert(place, file);
+                    }
+                    file
+                }
             };
             draft.alive.locks.extend(locks::of_process(&info, number));
             if let Some(file) = file {
@@ -115,13 +126,19 @@ impl Files {
         Ok(())
     }
 
-    fn find(&self, stat: &Stat, holder: Holder) -> io::Result<Option<usize>> {
-        for file in self.index.get(&(stat.st_dev, stat.st_ino)).into_iter().flatten() {
-            if sys::task::same_file(holder, self.holders[*file])? {
-                return Ok(Some(*file));
+    /// The open file, or its place among those of the same inode, which are in order.
+    fn find(&self, stat: &Stat, holder: Holder) -> io::Result<Result<usize, usize>> {
+        let same = self.index.get(&(stat.st_dev, stat.st_ino)).map_or(&[][..], Vec::as_slice);
+        let (mut low, mut high) = (0, same.len());
+        while low < high {
+            let middle = usize::midpoint(low, high);
+            match sys::task::compare_files(holder, self.holders[same[middle]])? {
+                Ordering::Equal => return Ok(Ok(same[middle])),
+                Ordering::Less => high = middle,
+                Ordering::Greater => low = middle + 1,
             }
         }
-        Ok(None)
+        Ok(Err(low))
     }
 
     fn open_file(
@@ -160,7 +177,6 @@ impl Files {
         self.files.push(OpenFile { flags, kind, locks });
         self.holders.push(holder);
         self.inodes.push(stat.st_ino);
-        self.index.entry((stat.st_dev, stat.st_ino)).or_default().push(file);
         Ok(Some(file))
     }
 
@@ -169,7 +185,9 @@ impl Files {
             FileType::Fifo if seen.name.starts_with("pipe:") => pipe::kind(seen),
             FileType::Fifo if self.leads_to(seen) => pipe::named(seen),
             FileType::Fifo => Err(format!("{ELSEWHERE}; close it first")),
-            FileType::Socket => socket::kind(seen, &self.sockets, &draft.alive.cwd),
+            FileType::Socket => {
+                socket::kind(seen, &self.sockets, &draft.alive.cwd, self.connections)
+            }
             FileType::RegularFile | FileType::Directory => self.path(seen),
             FileType::CharacterDevice => terminal::kind(seen, draft, &self.inside),
             _ => match seen.name.strip_prefix("anon_inode:") {
@@ -212,10 +230,10 @@ impl Files {
 
     /// Pipes must have both ends here, unless the other is closed or a client's.
     pub(super) fn check_pipes(&mut self, findings: &mut Findings) -> io::Result<()> {
+        let ends: HashSet<(u64, bool)> =
+            self.half_pipes.iter().map(|(_, pipe, writer, _)| (*pipe, *writer)).collect();
         for (file, pipe, writer, whose) in &self.half_pipes {
-            let is_other =
-                |other: &(usize, u64, bool, Whose)| other.1 == *pipe && other.2 != *writer;
-            if self.half_pipes.iter().any(is_other) {
+            if ends.contains(&(*pipe, !writer)) {
                 continue;
             }
             if self.clients {
@@ -276,14 +294,44 @@ impl Files {
         }
     }
 
-    fn is_shut(&self, file: usize, writer: bool) -> io::Result<bool> {
+    /// Who has a descriptor of a process must be made after it: be one of its ancestors, or itself.
+    pub(super) fn check_processes(
+        &self,
+        drafts: &[Draft],
+        dead: &[Process],
+        findings: &mut Findings,
+    ) {
+        let parent_of: HashMap<i32, i32> = drafts
+            .iter()
+            .map(|draft| {
+                let parent = self.inside.get(&draft.parent_outside).copied().unwrap_or(1);
+                (draft.whose.pid, parent)
+            })
+            .chain(dead.iter().map(|process| (process.pid, process.parent)))
+            .collect();
+        for draft in drafts {
+            for Descriptor { number, file, .. } in &draft.alive.descriptors {
+                let FileKind::Process { pid } = self.files[*file].kind else { continue };
+                let mut ancestors =
+                    std::iter::successors(Some(pid), |pid| parent_of.get(pid).copied());
+                if !ancestors.any(|ancestor| ancestor == draft.whose.pid) {
+                    let thing = format!("process {pid} as descriptor {number}");
+                    findings.refuse(&draft.whose, thing, "it is not its child; close it first");
+                }
+            }
+        }
+    }
+
+    /// A copy of somebody's descriptor of an open file.
+    pub(super) fn pull(&self, file: usize) -> io::Result<OwnedFd> {
         let (pid, number) = self.holders[file];
-        let flags = OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::PATH;
-        let path = format!("/proc/{pid}/fd/{number}");
-        let _ = rustix::fs::open(path, flags, Mode::empty())?;
         let pid = rustix::process::Pid::from_raw(pid).ok_or(io::ErrorKind::NotFound)?;
         let pidfd = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty())?;
-        let fd = pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty())?;
+        Ok(pidfd_getfd(&pidfd, number, PidfdGetfdFlags::empty())?)
+    }
+
+    fn is_shut(&self, file: usize, writer: bool) -> io::Result<bool> {
+        let fd = self.pull(file)?;
         let shut = if writer { PollFlags::ERR } else { PollFlags::HUP };
         let mut fds = [PollFd::new(&fd, PollFlags::empty())];
         poll(&mut fds, Some(&Timespec::default()))?;

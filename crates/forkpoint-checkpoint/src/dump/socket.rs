@@ -2,10 +2,13 @@
 
 use std::{cell::OnceCell, collections::HashMap, os::fd::AsRawFd as _};
 
-use super::files::Seen;
+use super::{Connections, files::Seen, tcp};
 use crate::{
     image::{Bytes, Datagram, FileKind, Listener, SocketOption},
-    sys::socket::{self, UnixSocket},
+    sys::{
+        socket,
+        unix::{UnixSocket, unix_sockets},
+    },
 };
 
 /// All unix sockets of the sandbox; asked for when there is one.
@@ -22,7 +25,7 @@ impl UnixSockets {
 
     fn socket(&self, inode: u64) -> Result<UnixSocket, String> {
         if self.found.get().is_none() {
-            let found = socket::unix_sockets(self.init);
+            let found = unix_sockets(self.init);
             let found = found.map_err(|err| format!("sockets cannot be asked for ({err})"))?;
             let _ = self.found.set(found);
         }
@@ -39,17 +42,32 @@ impl UnixSockets {
     }
 }
 
-/// What is carried over: level and name.
-const OPTIONS: [(i32, i32); 6] = [
-    (libc::SOL_SOCKET, libc::SO_REUSEADDR),
-    (libc::SOL_SOCKET, libc::SO_REUSEPORT),
-    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
-    (libc::SOL_SOCKET, libc::SO_BROADCAST),
-    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
-    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY),
+/// What is carried over: level, name and length.
+const OPTIONS: [(i32, i32, usize); 16] = [
+    (libc::SOL_SOCKET, libc::SO_REUSEADDR, 4),
+    (libc::SOL_SOCKET, libc::SO_REUSEPORT, 4),
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 4),
+    (libc::SOL_SOCKET, libc::SO_BROADCAST, 4),
+    (libc::SOL_SOCKET, libc::SO_OOBINLINE, 4),
+    (libc::SOL_SOCKET, libc::SO_PASSCRED, 4),
+    (libc::SOL_SOCKET, libc::SO_RCVLOWAT, 4),
+    (libc::SOL_SOCKET, libc::SO_LINGER, 8),
+    (libc::SOL_SOCKET, libc::SO_RCVTIMEO, 16),
+    (libc::SOL_SOCKET, libc::SO_SNDTIMEO, 16),
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY, 4),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 4),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 4),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 4),
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 4),
+    (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 4),
 ];
 
-pub(super) fn kind(seen: &Seen<'_>, unix: &UnixSockets, cwd: &str) -> Result<FileKind, String> {
+pub(super) fn kind(
+    seen: &Seen<'_>,
+    unix: &UnixSockets,
+    cwd: &str,
+    connections: Connections,
+) -> Result<FileKind, String> {
     let fd = seen.fd.as_raw_fd();
     let option = |name| {
         socket::option(fd, libc::SOL_SOCKET, name)
@@ -62,7 +80,9 @@ pub(super) fn kind(seen: &Seen<'_>, unix: &UnixSockets, cwd: &str) -> Result<Fil
     let listens = option(libc::SO_ACCEPTCONN)? != 0;
     match (family, kind) {
         (libc::AF_UNIX, _) => of_unix(seen, unix, kind, listens, cwd),
-        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM) => of_tcp(fd, family, listens),
+        (libc::AF_INET | libc::AF_INET6, libc::SOCK_STREAM) => {
+            of_tcp(fd, family, listens, connections)
+        }
         (libc::AF_INET | libc::AF_INET6, libc::SOCK_DGRAM) => {
             datagram(fd, family, kind, option(libc::SO_PROTOCOL)?)
         }
@@ -72,18 +92,42 @@ pub(super) fn kind(seen: &Seen<'_>, unix: &UnixSockets, cwd: &str) -> Result<Fil
     }
 }
 
-fn carried(fd: i32, family: i32) -> Vec<SocketOption> {
-    let fits = |level| level != libc::IPPROTO_IPV6 || family == libc::AF_INET6;
-    let options = OPTIONS.iter().filter(|(level, _)| fits(*level));
-    let value = |(level, name): &(i32, i32)| {
-        let value = socket::option(fd, *level, *name).ok().filter(|value| *value != 0)?;
-        let value = Bytes(value.to_le_bytes().to_vec());
-        Some(SocketOption { level: *level, name: *name, value })
+pub(super) fn carried(fd: i32, family: i32) -> Vec<SocketOption> {
+    let fits = |level| match level {
+        libc::IPPROTO_IPV6 => family == libc::AF_INET6,
+        libc::IPPROTO_TCP => family != libc::AF_UNIX,
+        _ => true,
     };
-    options.filter_map(value).collect()
+    let options = OPTIONS.iter().filter(|(level, ..)| fits(*level));
+    let value = |(level, name, len): &(i32, i32, usize)| {
+        let value = socket::option_bytes(fd, *level, *name, *len).ok()?;
+        let differs = value.iter().any(|byte| *byte != 0);
+        let value = Bytes(value);
+        differs.then_some(SocketOption { level: *level, name: *name, value })
+    };
+    let mut all: Vec<SocketOption> = options.filter_map(value).collect();
+    all.extend(buffers(fd));
+    all
 }
 
-fn of_tcp(fd: i32, family: i32, listens: bool) -> Result<FileKind, String> {
+/// Sizes of buffers, where the program has set them. The kernel tells twice what it was given.
+fn buffers(fd: i32) -> impl Iterator<Item = SocketOption> {
+    const BUFFER_LOCK: i32 = 72;
+    let level = libc::SOL_SOCKET;
+    let locked = socket::option(fd, level, BUFFER_LOCK).unwrap_or(0);
+    let set = [(1, libc::SO_SNDBUF), (2, libc::SO_RCVBUF)].into_iter();
+    set.filter(move |(bit, _)| locked & bit != 0).filter_map(move |(_, name)| {
+        let value = socket::option(fd, level, name).ok()? / 2;
+        Some(SocketOption { level, name, value: Bytes(value.to_le_bytes().to_vec()) })
+    })
+}
+
+fn of_tcp(
+    fd: i32,
+    family: i32,
+    listens: bool,
+    connections: Connections,
+) -> Result<FileKind, String> {
     const CLOSED: u8 = 7;
     let told = |err| format!("it tells nothing ({err})");
     let info = socket::option_bytes(fd, libc::IPPROTO_TCP, libc::TCP_INFO, 64).map_err(told)?;
@@ -94,7 +138,7 @@ fn of_tcp(fd: i32, family: i32, listens: bool) -> Result<FileKind, String> {
     if !listens {
         return match info.first() {
             Some(&CLOSED) => datagram(fd, family, libc::SOCK_STREAM, libc::IPPROTO_TCP),
-            _ => Err("connections are not captured yet; close it first".to_owned()),
+            state => tcp::connection(fd, family, state.copied().unwrap_or(0), connections),
         };
     }
     // Of a listener, these two tell how many wait and how many may.
@@ -187,7 +231,8 @@ fn of_unix(
         _ => Vec::new(),
     };
     let (peer, shut) = (socket.peer, socket.shut);
-    Ok(FileKind::Pair { socket: seen.stat.st_ino, peer, kind, queued, address, shut })
+    let options = carried(fd, libc::AF_UNIX);
+    Ok(FileKind::Pair { socket: seen.stat.st_ino, peer, kind, queued, address, shut, options })
 }
 
 fn of_unconnected(fd: i32, kind: i32, socket: UnixSocket, cwd: &str) -> Result<FileKind, String> {

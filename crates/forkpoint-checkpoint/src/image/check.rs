@@ -280,9 +280,17 @@ fn open_file(file: &OpenFile, files: usize) -> Verdict {
             let mut all = socket.address.iter().chain(&socket.peer);
             must(all.all(|address| address.0.len() <= 128), || "no such address".to_owned())
         }
+        FileKind::Connection(connection) => {
+            let lengths = [connection.address.0.len(), connection.peer.0.len()];
+            let fits = lengths.iter().all(|len| (16..=28).contains(len)) && connection.shut <= 3;
+            must(fits, || "no such end of a connection".to_owned())
+        }
         FileKind::Pair { address, shut, .. } => {
             let fits = address.0.len() <= 128 && *shut <= 3;
             must(fits, || "no such end of a connection".to_owned())
+        }
+        FileKind::Process { pid } => {
+            must((1..PID_MAX).contains(pid), || "no such process".to_owned())
         }
         FileKind::Deleted { .. }
         | FileKind::Event { .. }

@@ -88,7 +88,11 @@ pub enum FileKind {
         /// Receiving 1, sending 2.
         #[serde(default, skip_serializing_if = "is_zero")]
         shut: u8,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        options: Vec<SocketOption>,
     },
+    /// One end of a TCP connection.
+    Connection(Connection),
     Listener(Listener),
     /// Bound or not; if it is connected, only it knows.
     Datagram(Datagram),
@@ -101,6 +105,10 @@ pub enum FileKind {
     },
     Terminal {
         terminal: u32,
+    },
+    /// A process of the sandbox (`pidfd`).
+    Process {
+        pid: i32,
     },
     /// Paths that are watched and for what; `wd` is kept.
     Watch {
@@ -127,6 +135,29 @@ pub struct Datagram {
     /// Whom it is connected to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<Bytes>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Connection {
+    pub family: i32,
+    pub address: Bytes,
+    pub peer: Bytes,
+    pub other_end: OtherEnd,
+    /// What it has to read yet.
+    pub queued: Bytes,
+    /// Receiving 1, sending 2.
+    pub shut: u8,
+    pub options: Vec<SocketOption>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OtherEnd {
+    /// It is the open file whose addresses are these, exchanged.
+    Inside,
+    Closed,
+    /// It was not captured: the connection comes back as one that was reset.
+    Lost,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -4,25 +4,24 @@
 //! that what was shared is shared again. Names are looked up in the sandbox's own root.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
-    io::{self, Write as _},
-    os::fd::{AsRawFd as _, FromRawFd as _, IntoRawFd as _, OwnedFd, RawFd},
+    collections::HashMap,
+    io,
+    os::fd::{AsRawFd as _, IntoRawFd as _, OwnedFd, RawFd},
 };
 
 use rustix::{
-    event::EventfdFlags,
-    fs::{FileType, Mode, OFlags, ResolveFlags, fcntl_setfl, fstat, openat2},
-    net::{AddressFamily, SocketFlags, SocketType},
-    pipe::{PipeFlags, fcntl_setpipe_size, pipe_with},
+    fs::{FileType, Mode, OFlags, ResolveFlags, fstat, openat2},
     process::{Resource, Rlimit, getrlimit, setrlimit},
 };
 
-use super::{Numbers, Plan, shared, sockets, watches};
+use super::{
+    Numbers, Plan,
+    opener::{Opener, duplicate},
+    shared, sockets, tcp, watches,
+};
 use crate::{
-    coverage::DEVICES,
     error::{Doing as _, Error, Result},
-    image::{Bytes, FileKind, FileLock, Lock, MappingKind, OpenFile, Process, RangeLock},
-    sys::socket,
+    image::{Connection, FileKind, MappingKind, OtherEnd, Process},
 };
 
 /// Opens everything at its number.
@@ -45,17 +44,43 @@ pub(super) fn open_all(plan: &Plan<'_>) -> Result<()> {
         })?;
         place(fd, plan.numbers.file(index)).system("place a descriptor")?;
     }
+    send_what_was_on_its_way(plan)?;
     finish_all(plan, &opener)
+}
+
+pub(super) fn other_end<'a>(plan: &Plan<'a>, end: &Connection) -> Option<&'a Connection> {
+    plan.snapshot().files.iter().find_map(|file| match &file.kind {
+        FileKind::Connection(other) if tcp::belong(end, other) => Some(other),
+        _ => None,
+    })
+}
+
+fn send_what_was_on_its_way(plan: &Plan<'_>) -> Result<()> {
+    let ends =
+        plan.snapshot().files.iter().enumerate().filter_map(|(index, file)| match &file.kind {
+            FileKind::Connection(end) if end.other_end == OtherEnd::Inside => Some((index, end)),
+            _ => None,
+        });
+    for (index, end) in ends {
+        let other = other_end(plan, end).ok_or_else(|| Error::System {
+            doing: "find the other end of a connection",
+            source: io::ErrorKind::NotFound.into(),
+        })?;
+        let fd = duplicate(plan.numbers.file(index)).system("send what was on its way")?;
+        tcp::fill(&fd, other).system("send what was on its way")?;
+    }
+    Ok(())
 }
 
 /// What needs others to be there, in this order: names of connections, listeners who have the same,
 /// who is connected to a name, what is shut; and watches when nothing is opened any more.
 fn finish_all(plan: &Plan<'_>, opener: &Opener<'_>) -> Result<()> {
-    let steps: [Step; 5] = [
+    let steps: [Step; 6] = [
         sockets::name_connection,
         sockets::listen,
         sockets::connect,
         sockets::shut,
+        tcp::settle,
         watches::watch,
     ];
     for step in steps {
@@ -155,308 +180,4 @@ pub(super) fn inside(path: &str, flags: OFlags) -> io::Result<OwnedFd> {
     let name = path.trim_start_matches('/');
     let name = if name.is_empty() { "." } else { name };
     Ok(openat2(root, name, flags, Mode::empty(), confined)?)
-}
-
-struct Opener<'a> {
-    plan: &'a Plan<'a>,
-    /// Both ends, by the pipe's number: reader and writer.
-    pipes: HashMap<u64, (OwnedFd, OwnedFd)>,
-    /// The other end of a pair of which one was asked for, by its number.
-    pairs: HashMap<u64, OwnedFd>,
-    /// Pipes with a name, both ends.
-    fifos: HashMap<u64, OwnedFd>,
-    deleted: HashMap<u64, OwnedFd>,
-}
-
-impl<'a> Opener<'a> {
-    fn new(plan: &'a Plan<'a>) -> Self {
-        Self {
-            plan,
-            pipes: HashMap::new(),
-            pairs: HashMap::new(),
-            fifos: HashMap::new(),
-            deleted: HashMap::new(),
-        }
-    }
-
-    /// Some process that has it.
-    fn holder(&self, file: usize) -> i32 {
-        let has = |process: &&Process| {
-            process.alive().is_some_and(|alive| alive.descriptors.iter().any(|d| d.file == file))
-        };
-        self.plan.snapshot().processes.iter().find(has).map_or(1, |process| process.pid)
-    }
-
-    fn open(&mut self, file: &OpenFile) -> io::Result<OwnedFd> {
-        let fd = self.open_kind(file)?;
-        for lock in &file.locks {
-            match lock {
-                FileLock::Whole(lock) => lock_whole(&fd, *lock)?,
-                FileLock::Part(RangeLock { lock, start, end }) => {
-                    let record = socket::record(*lock == Lock::Exclusive, *start, *end);
-                    socket::lock_part(fd.as_raw_fd(), &record)?;
-                }
-            }
-        }
-        Ok(fd)
-    }
-
-    fn open_kind(&mut self, file: &OpenFile) -> io::Result<OwnedFd> {
-        let flags = OFlags::from_bits_retain(file.flags as u32);
-        match &file.kind {
-            FileKind::Path { path, position, directory, lock } => {
-                let fd = open_path(path, flags, *directory)?;
-                if *position != 0 && !flags.contains(OFlags::PATH) {
-                    rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(*position))?;
-                }
-                lock.map_or(Ok(()), |lock| lock_whole(&fd, lock))?;
-                Ok(fd)
-            }
-            FileKind::Deleted { content, position, mode, inode } => {
-                let fd = self.deleted(content, *mode, *inode, flags)?;
-                rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(*position))?;
-                Ok(fd)
-            }
-            FileKind::Memory { memory, position } => {
-                let number = self.plan.numbers.memory(memory)?;
-                let fd = reopen(number, flags.difference(OFlags::TMPFILE | OFlags::NOFOLLOW))?;
-                rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(*position))?;
-                Ok(fd)
-            }
-            FileKind::Pipe { pipe, capacity, content } => {
-                self.pipe(*pipe, *capacity, content, flags)
-            }
-            FileKind::Client { .. } if flags.contains(OFlags::WRONLY) => {
-                open_path("/dev/null", flags, false)
-            }
-            FileKind::Client { pipe, capacity, content } => {
-                self.pipe(*pipe, *capacity, content, flags)
-            }
-            FileKind::Event { count, semaphore } => event(*count, *semaphore, flags),
-            FileKind::Timer { clock, value, ticks } => timer(*clock, value, *ticks, flags),
-            FileKind::Signal { mask } => signals(*mask, flags),
-            FileKind::Poll { .. } => {
-                use rustix::event::epoll::{CreateFlags, create};
-                Ok(create(CreateFlags::CLOEXEC)?)
-            }
-            FileKind::Pair { socket, peer, kind, queued, .. } => {
-                self.pair(*socket, *peer, *kind, queued, flags)
-            }
-            FileKind::Listener(listener) => sockets::listener(listener, flags),
-            FileKind::Datagram(socket) => sockets::datagram(socket, flags),
-            FileKind::Watch { .. } => watches::open(flags),
-            FileKind::Fifo { path, pipe, capacity, content } => {
-                self.fifo(path, *pipe, *capacity, content, flags)
-            }
-            FileKind::Master { terminal, settings, size, locked, .. } => {
-                master(*terminal, &settings.0, *size, *locked, flags)
-            }
-            FileKind::Terminal { terminal } => Ok(rustix::fs::open(
-                format!("/dev/pts/{terminal}"),
-                flags | OFlags::CLOEXEC | OFlags::NOCTTY,
-                Mode::empty(),
-            )?),
-        }
-    }
-
-    fn deleted(
-        &mut self,
-        content: &Bytes,
-        mode: u32,
-        inode: u64,
-        flags: OFlags,
-    ) -> io::Result<OwnedFd> {
-        if let Entry::Vacant(place) = self.deleted.entry(inode) {
-            let new = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-            let mode = Mode::from_raw_mode(mode);
-            let fd = rustix::fs::open("/tmp", new, mode)
-                .or_else(|_| rustix::fs::open("/", new, mode))?;
-            let mut file = std::fs::File::from(fd);
-            file.write_all(&content.0)?;
-            place.insert(file.into());
-        }
-        let flags = flags.difference(OFlags::TMPFILE | OFlags::NOFOLLOW);
-        reopen(self.deleted[&inode].as_raw_fd(), flags)
-    }
-
-    fn pipe(
-        &mut self,
-        pipe: u64,
-        capacity: u32,
-        content: &Bytes,
-        flags: OFlags,
-    ) -> io::Result<OwnedFd> {
-        if let Entry::Vacant(place) = self.pipes.entry(pipe) {
-            let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-            fcntl_setpipe_size(&writer, capacity as usize)?;
-            place.insert((reader, writer));
-        }
-        let (reader, writer) = &self.pipes[&pipe];
-        if !content.0.is_empty() {
-            write_now(writer, &content.0)?;
-        }
-        let is_writer = flags.contains(OFlags::WRONLY);
-        // Each open file of the image is an open file of its own, also where several are one end.
-        reopen(if is_writer { writer } else { reader }.as_raw_fd(), flags)
-    }
-
-    /// Opened at both ends first, so that nobody waits for the other.
-    fn fifo(
-        &mut self,
-        path: &str,
-        pipe: u64,
-        capacity: u32,
-        content: &Bytes,
-        flags: OFlags,
-    ) -> io::Result<OwnedFd> {
-        if let Entry::Vacant(place) = self.fifos.entry(pipe) {
-            let both = inside(path, OFlags::RDWR | OFlags::NONBLOCK)?;
-            if FileType::from_raw_mode(fstat(&both)?.st_mode) != FileType::Fifo {
-                return Err(io::Error::other("it is of another kind than it was"));
-            }
-            fcntl_setpipe_size(&both, capacity as usize)?;
-            place.insert(both);
-        }
-        if !content.0.is_empty() {
-            write_now(&self.fifos[&pipe], &content.0)?;
-        }
-        let fd = inside(path, flags | OFlags::NONBLOCK)?;
-        fcntl_setfl(&fd, flags & OFlags::NONBLOCK)?;
-        Ok(fd)
-    }
-
-    fn pair(
-        &mut self,
-        socket: u64,
-        peer: u64,
-        kind: i32,
-        queued: &[Bytes],
-        flags: OFlags,
-    ) -> io::Result<OwnedFd> {
-        let (ours, theirs) = match self.pairs.remove(&socket) {
-            Some(ours) => {
-                let index = self.plan.snapshot().files.iter().position(
-                    |file| matches!(&file.kind, FileKind::Pair { socket, .. } if *socket == peer),
-                );
-                let index = index.ok_or_else(|| io::Error::other("its other end is missing"))?;
-                (ours, duplicate(self.plan.numbers.file(index))?)
-            }
-            None => {
-                let kind = SocketType::from_raw(kind as u32);
-                let flags = SocketFlags::CLOEXEC;
-                let (ours, theirs) =
-                    rustix::net::socketpair(AddressFamily::UNIX, kind, flags, None)?;
-                // One that is closed will be.
-                if peer != 0 {
-                    self.pairs.insert(peer, theirs.try_clone()?);
-                }
-                (ours, theirs)
-            }
-        };
-        for message in queued {
-            write_now(&theirs, &message.0)?;
-        }
-        fcntl_setfl(&ours, flags & OFlags::NONBLOCK)?;
-        Ok(ours)
-    }
-}
-
-#[expect(unsafe_code, reason = "a descriptor is known by its number")]
-fn duplicate(number: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: the number is one of ours, and the copy is nobody else's.
-    let fd = unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: just made.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-/// All at once: what was there fits again.
-fn write_now(fd: &OwnedFd, mut bytes: &[u8]) -> io::Result<()> {
-    fcntl_setfl(fd, OFlags::NONBLOCK)?;
-    while !bytes.is_empty() {
-        let len = rustix::io::write(fd, bytes)?;
-        bytes = &bytes[len..];
-    }
-    Ok(fcntl_setfl(fd, OFlags::empty())?)
-}
-
-/// The same file, opened once more.
-fn reopen(number: RawFd, flags: OFlags) -> io::Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{number}");
-    Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
-}
-
-fn lock_whole(fd: &OwnedFd, lock: Lock) -> io::Result<()> {
-    socket::lock_file(fd.as_raw_fd(), lock == Lock::Exclusive)
-}
-
-fn open_path(path: &str, flags: OFlags, directory: bool) -> io::Result<OwnedFd> {
-    let flags = if directory { flags | OFlags::DIRECTORY } else { flags };
-    // A fifo that took the name would be waited for.
-    let plain = flags.difference(OFlags::TMPFILE) | (flags & OFlags::DIRECTORY);
-    let fd = inside(path, plain | OFlags::NONBLOCK)?;
-    let wanted = match FileType::from_raw_mode(fstat(&fd)?.st_mode) {
-        FileType::Directory => directory,
-        FileType::RegularFile => !directory,
-        FileType::CharacterDevice => DEVICES.contains(&path),
-        _ => false,
-    };
-    if !wanted {
-        return Err(io::Error::other("it is of another kind than it was"));
-    }
-    if !flags.contains(OFlags::PATH) && !flags.contains(OFlags::NONBLOCK) {
-        fcntl_setfl(&fd, flags & (OFlags::APPEND | OFlags::DIRECT | OFlags::NOATIME))?;
-    }
-    Ok(fd)
-}
-
-fn event(count: u64, semaphore: bool, flags: OFlags) -> io::Result<OwnedFd> {
-    let mut how = EventfdFlags::CLOEXEC;
-    how.set(EventfdFlags::SEMAPHORE, semaphore);
-    let fd = rustix::event::eventfd(0, how)?;
-    if count > 0 {
-        rustix::io::write(&fd, &count.to_ne_bytes())?;
-    }
-    fcntl_setfl(&fd, flags & OFlags::NONBLOCK)?;
-    Ok(fd)
-}
-
-fn timer(clock: i32, value: &[u64; 4], ticks: u64, flags: OFlags) -> io::Result<OwnedFd> {
-    let fd = socket::timer(clock, value, ticks)?;
-    fcntl_setfl(&fd, flags & OFlags::NONBLOCK)?;
-    Ok(fd)
-}
-
-fn signals(mask: u64, flags: OFlags) -> io::Result<OwnedFd> {
-    let fd = socket::signals(mask)?;
-    fcntl_setfl(&fd, flags & OFlags::NONBLOCK)?;
-    Ok(fd)
-}
-
-fn master(
-    terminal: u32,
-    settings: &[u8],
-    size: [u16; 4],
-    locked: bool,
-    flags: OFlags,
-) -> io::Result<OwnedFd> {
-    let flags = flags | OFlags::CLOEXEC | OFlags::NOCTTY;
-    let mut others = Vec::new();
-    // Numbers are given out from the lowest; what is too low is held until the right one comes.
-    let fd = loop {
-        let fd = rustix::fs::open("/dev/ptmx", flags, Mode::empty())?;
-        match socket::terminal_number(fd.as_raw_fd())? {
-            number if number == terminal => break fd,
-            number if number > terminal => {
-                return Err(io::Error::other("its number is taken by another terminal"));
-            }
-            _ => others.push(fd),
-        }
-    };
-    socket::lock_terminal(fd.as_raw_fd(), locked)?;
-    socket::set_terminal_settings(fd.as_raw_fd(), settings)?;
-    socket::set_terminal_size(fd.as_raw_fd(), size)?;
-    Ok(fd)
 }

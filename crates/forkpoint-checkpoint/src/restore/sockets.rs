@@ -13,12 +13,13 @@ use rustix::{
     net::{AddressFamily, SocketFlags, SocketType},
 };
 
+use super::tcp;
 use crate::{
-    image::{Datagram, FileKind, Listener, SocketOption},
+    image::{Connection, Datagram, FileKind, Listener, SocketOption},
     sys::socket,
 };
 
-fn new(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
+pub(super) fn new(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
     let family = AddressFamily::from_raw(family as u16);
     let protocol = u32::try_from(protocol).ok().and_then(std::num::NonZero::new);
     let protocol = protocol.map(rustix::net::Protocol::from_raw);
@@ -27,9 +28,13 @@ fn new(family: i32, kind: i32, protocol: i32) -> io::Result<OwnedFd> {
 }
 
 pub(super) fn options(fd: &OwnedFd, options: &[SocketOption]) -> io::Result<()> {
-    options.iter().try_for_each(|option| {
-        socket::set_option(fd.as_raw_fd(), option.level, option.name, &option.value.0)
-    })
+    set_options(fd.as_raw_fd(), options)
+}
+
+pub(super) fn set_options(fd: RawFd, options: &[SocketOption]) -> io::Result<()> {
+    options
+        .iter()
+        .try_for_each(|option| socket::set_option(fd, option.level, option.name, &option.value.0))
 }
 
 /// Not bound yet.
@@ -91,6 +96,10 @@ pub(super) fn name_connection(fd: RawFd, kind: &FileKind) -> io::Result<()> {
 
 pub(super) fn listen(fd: RawFd, kind: &FileKind) -> io::Result<()> {
     let FileKind::Listener(listener) = kind else { return Ok(()) };
+    if listener.family != libc::AF_UNIX {
+        // Whom it has accepted are there already.
+        tcp::share_address(fd, true)?;
+    }
     bind(fd, listener.family, &listener.address.0)?;
     socket::listen(fd, listener.backlog)
 }
@@ -104,7 +113,8 @@ pub(super) fn connect(fd: RawFd, kind: &FileKind) -> io::Result<()> {
 
 pub(super) fn shut(fd: RawFd, kind: &FileKind) -> io::Result<()> {
     match kind {
-        FileKind::Pair { shut: what @ 1.., peer: 1.., .. } => socket::shut(fd, *what),
+        FileKind::Pair { shut: what @ 1.., peer: 1.., .. }
+        | FileKind::Connection(Connection { shut: what @ 1.., .. }) => socket::shut(fd, *what),
         _ => Ok(()),
     }
 }

@@ -23,7 +23,7 @@ use super::{Assembled, Plan, board::Room};
 use crate::{
     arch,
     error::{Doing as _, Error, Result},
-    image::{Alive, Descriptor, FileKind, Life, Process},
+    image::{Alive, Descriptor, FileKind, Life, OpenFile, Process},
     sys::{
         socket::{set_terminal_group, take_terminal},
         task::{block_signals, end_as, fork_as, kill, set_signals},
@@ -226,6 +226,12 @@ fn descriptors(plan: &Plan<'_>, all: &[Descriptor]) -> io::Result<()> {
     // SAFETY: whatever is there belongs to code that this copy never runs again.
     unsafe { libc::syscall(libc::SYS_close_range, 0, base - 1, 0) };
     for Descriptor { file, .. } in all {
+        let OpenFile { flags, kind, .. } = &plan.snapshot().files[*file];
+        if let FileKind::Process { pid } = kind {
+            open_process(*pid, *flags, plan.numbers.file(*file))?;
+        }
+    }
+    for Descriptor { file, .. } in all {
         if let FileKind::Poll { watched, targets, .. } = &plan.snapshot().files[*file].kind {
             watch(plan, plan.numbers.file(*file), watched, targets)?;
         }
@@ -244,6 +250,20 @@ fn descriptors(plan: &Plan<'_>, all: &[Descriptor]) -> io::Result<()> {
         {
             watched.iter().try_for_each(|watched| poll(*number, watched.0, watched))?;
         }
+    }
+    Ok(())
+}
+
+/// It is our child, or a child's.
+fn open_process(pid: i32, flags: i32, number: RawFd) -> io::Result<()> {
+    use std::os::fd::AsRawFd as _;
+
+    use rustix::process::{PidfdFlags, pidfd_open};
+    let pid = Pid::from_raw(pid).ok_or(io::ErrorKind::InvalidInput)?;
+    let fd = pidfd_open(pid, PidfdFlags::from_bits_retain((flags & libc::O_NONBLOCK) as u32))?;
+    // SAFETY: the number is one of the plan's, and holds the place.
+    if unsafe { libc::dup3(fd.as_raw_fd(), number, libc::O_CLOEXEC) } < 0 {
+        return Err(io::Error::last_os_error());
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use rustix::{
 use crate::{
     error::{Error, Result},
     freeze::Held,
-    image::{Alive, FileKind, OpenFile, Snapshot},
+    image::{Alive, FileKind, OpenFile, OtherEnd, Snapshot},
     restore::record_locks,
     script::Script,
     sys::socket::set_timer,
@@ -38,7 +38,7 @@ pub(super) fn still_fit(
 
 /// Whether one can become the other: what else differs is set by [`positions`].
 fn is_same(was: &OpenFile, is: &OpenFile) -> bool {
-    use FileKind::{Client, Deleted, Event, Fifo, Memory, Path, Pipe, Poll, Timer};
+    use FileKind::{Client, Connection, Deleted, Event, Fifo, Memory, Path, Pipe, Poll, Timer};
     (was.flags, &was.locks) == (is.flags, &is.locks)
         && match (&was.kind, &is.kind) {
             (Path { path: a, lock: b, .. }, Path { path: c, lock: d, .. }) => (a, b) == (c, d),
@@ -50,6 +50,7 @@ fn is_same(was: &OpenFile, is: &OpenFile) -> bool {
             | (Fifo { pipe: a, .. }, Fifo { pipe: b, .. }) => a == b,
             (Memory { memory: a, .. }, Memory { memory: b, .. }) => a == b,
             (Poll { watched: a, .. }, Poll { watched: b, .. }) => a == b,
+            (Connection(a), Connection(b)) => a == b && a.other_end != OtherEnd::Lost,
             (Event { semaphore: a, .. }, Event { semaphore: b, .. }) => a == b,
             (Timer { clock: a, .. }, Timer { clock: b, .. }) => a == b,
             (was, is) => was == is,

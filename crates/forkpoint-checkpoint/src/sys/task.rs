@@ -1,6 +1,6 @@
 //! Making and asking about tasks.
 
-use std::{io, mem, ptr};
+use std::{cmp::Ordering, io, mem, ptr};
 
 use super::check;
 
@@ -49,10 +49,14 @@ pub(crate) fn loopback_up() -> io::Result<()> {
     check(unsafe { libc::ioctl(fd, libc::SIOCSIFFLAGS, &raw const request) }.into()).map(drop)
 }
 
-/// Whether two descriptors are one open file.
-pub(crate) fn same_file(one: (i32, i32), other: (i32, i32)) -> io::Result<bool> {
+/// Open files have an order, so that one is found among many without comparing with all.
+pub(crate) fn compare_files(one: (i32, i32), other: (i32, i32)) -> io::Result<Ordering> {
     const FILE: i32 = 0;
-    kcmp(one.0, other.0, FILE, one.1, other.1)
+    match kcmp_order(one.0, other.0, FILE, one.1, other.1)? {
+        0 => Ok(Ordering::Equal),
+        1 => Ok(Ordering::Less),
+        _ => Ok(Ordering::Greater),
+    }
 }
 
 /// Whether two processes share something else than threads do: memory, descriptors, directories.
@@ -90,8 +94,13 @@ pub(crate) fn is_polled(
 }
 
 fn kcmp(one: i32, other: i32, kind: i32, first: i32, second: i32) -> io::Result<bool> {
+    kcmp_order(one, other, kind, first, second).map(|order| order == 0)
+}
+
+/// 0 if they are the same, 1 or 2 if one comes before or after the other.
+fn kcmp_order(one: i32, other: i32, kind: i32, first: i32, second: i32) -> io::Result<i64> {
     // SAFETY: plain integers.
-    let result = check(unsafe {
+    check(unsafe {
         libc::syscall(
             libc::SYS_kcmp,
             i64::from(one),
@@ -100,8 +109,7 @@ fn kcmp(one: i32, other: i32, kind: i32, first: i32, second: i32) -> io::Result<
             first as u64,
             second as u64,
         )
-    })?;
-    Ok(result == 0)
+    })
 }
 
 pub(crate) const LIMITS: u32 = 16;

@@ -155,3 +155,30 @@ time.sleep(1000)
     place.put("go", "");
     until("it rings", || (place.number("answer") == 1).then_some(()));
 }
+
+#[test]
+fn scheduling_and_scores_come_back() {
+    crate::locks::answers(
+        "
+import threading
+os.setpriority(os.PRIO_PROCESS, 0, 11); os.sched_setaffinity(0, {1})
+os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+open('/proc/self/oom_score_adj', 'w').write('321')
+libc.prctl(29, 123456)
+signal.signal(signal.SIGVTALRM, lambda *_: None); signal.setitimer(signal.ITIMER_VIRTUAL, 1000, 500)
+thread = {}
+def work():
+    thread['id'] = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread['id'], 13); os.sched_setaffinity(thread['id'], {0})
+    while True: time.sleep(1)
+threading.Thread(target=work, daemon=True).start()
+while 'id' not in thread: time.sleep(0.001)
+def told():
+    yield os.getpriority(os.PRIO_PROCESS, 0), os.sched_getaffinity(0), os.sched_getscheduler(0) == os.SCHED_BATCH
+    yield os.getpriority(os.PRIO_PROCESS, thread['id']), os.sched_getaffinity(thread['id'])
+    yield open('/proc/self/oom_score_adj').read().strip(), libc.prctl(30)
+    left, interval = signal.getitimer(signal.ITIMER_VIRTUAL); yield 900 < left < 1001, interval
+",
+        "(11, {1}, True)\n(13, {0})\n('321', 123456)\n(True, 500.0)",
+    );
+}

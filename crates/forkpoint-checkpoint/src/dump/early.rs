@@ -1,0 +1,55 @@
+//! Copying before anything is captured.
+
+use std::{io, time::Duration};
+
+use super::{CaptureSpec, drafts, questions};
+use crate::{
+    coverage::Findings,
+    error::{Doing as _, Error, Result},
+    freeze::{Frozen, Held, Tree, freeze},
+    hand::Reins,
+    pager::until_whole,
+    sys::{self, Deadline, ptrace},
+    track::Tracker,
+};
+
+impl Tracker {
+    /// Copies memory while the tree runs, so that the first capture has to copy only what is written
+    /// meanwhile. The tree stands still for as long as it takes to begin tracking, which is returned.
+    pub fn prepare(&mut self, tree: &Tree, spec: &CaptureSpec) -> Result<Duration> {
+        self.forget();
+        let deadline = Deadline::after(spec.patience);
+        until_whole(tree.init, deadline)?;
+        let start = sys::now();
+        let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
+        let result = self.begin_all(tree, &mut frozen);
+        frozen.thaw();
+        let pause = sys::now().saturating_sub(start);
+        match result {
+            Ok(()) => self.copy_early(),
+            Err(_) => self.forget(),
+        }
+        result.map(|()| pause)
+    }
+
+    fn begin_all(&mut self, tree: &Tree, frozen: &mut Frozen) -> Result<()> {
+        let mut findings = Findings::default();
+        let drafts = drafts(tree, frozen, &mut findings)?;
+        findings.verdict()?;
+        for (held, draft) in frozen.processes.iter_mut().zip(drafts) {
+            let pid = held.pid;
+            let reins = draft.reins.ok_or(Error::Ended { pid })?;
+            self.make_tracked(held, reins).doing("track the memory", pid)?;
+            self.begin(held, draft.alive.mappings).doing("track the memory", pid)?;
+        }
+        Ok(())
+    }
+
+    fn make_tracked(&mut self, held: &mut Held, reins: Reins) -> io::Result<()> {
+        held.open(reins)?;
+        let mut script = held.script(0, 0);
+        script.push(questions::make_userfaultfd());
+        let number = held.run(0, &script)?.result(0)?;
+        self.adopt(held, number as i32)
+    }
+}

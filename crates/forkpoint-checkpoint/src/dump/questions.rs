@@ -1,0 +1,166 @@
+//! What only a task knows of itself, and is made to tell.
+
+use std::io;
+
+use crate::{
+    coverage::{Findings, Whose},
+    freeze::Held,
+    image::{Alive, Thread},
+    script::{self, Call, Outcome, Script},
+    sys::memory::USERFAULTFD_FLAGS,
+};
+
+/// What a task is asked, and where its answers will be.
+#[derive(Debug)]
+pub(super) struct Questions {
+    script: Script,
+    stack: u64,
+    clear_tid: u64,
+    death_signal: u64,
+    securebits: usize,
+    timer_slack: usize,
+    process: Option<ProcessQuestions>,
+}
+
+#[derive(Debug)]
+struct ProcessQuestions {
+    actions: u64,
+    timers: u64,
+    subreaper: u64,
+    posix_timers: u64,
+    heap_end: usize,
+    dumpable: usize,
+    /// That must be 0.
+    zeros: [(usize, &'static str); 2],
+    userfaultfd: Option<usize>,
+}
+
+const ACTIONS: usize = 64;
+const PR_GET_TID_ADDRESS: u64 = 40;
+const PR_GET_THP_DISABLE: u64 = 42;
+const PR_GET_MDWE: u64 = 66;
+
+impl Questions {
+    /// For the task with this index; the first is asked for the whole process.
+    pub(super) fn new(
+        held: &Held,
+        index: usize,
+        alive: &Alive,
+        userfaultfd: bool,
+    ) -> io::Result<Self> {
+        let data = if index == 0 { (8 << 10) + 64 * alive.posix_timers.len() } else { 512 };
+        let mut script = held.script(index, data);
+        let prctl = |script: &mut Script, args: &[u64]| script.call(libc::SYS_prctl, args);
+        let stack = script.room(24)?;
+        script.call(libc::SYS_sigaltstack, &[0, stack]);
+        let clear_tid = script.room(8)?;
+        prctl(&mut script, &[PR_GET_TID_ADDRESS, clear_tid]);
+        let death_signal = script.room(8)?;
+        prctl(&mut script, &[libc::PR_GET_PDEATHSIG as u64, death_signal]);
+        let securebits = prctl(&mut script, &[libc::PR_GET_SECUREBITS as u64]);
+        let timer_slack = prctl(&mut script, &[libc::PR_GET_TIMERSLACK as u64]);
+        let process = match index {
+            0 => Some(ProcessQuestions::add(&mut script, alive, userfaultfd)?),
+            _ => None,
+        };
+        // For the way back, should we die.
+        let frame = script::stack_in_frame(&script, script.calls().len() + 1);
+        script.call(libc::SYS_sigaltstack, &[0, frame]);
+        Ok(Self { script, stack, clear_tid, death_signal, securebits, timer_slack, process })
+    }
+
+    pub(super) fn script(&self) -> &Script {
+        &self.script
+    }
+
+    pub(super) fn answer_thread(&self, outcome: &Outcome, thread: &mut Thread) -> io::Result<()> {
+        thread.signal_stack = outcome.words(self.stack);
+        thread.signal_stack[1] &= 0xffff_ffff;
+        [thread.clear_tid] = outcome.words(self.clear_tid);
+        let [signal] = outcome.words(self.death_signal);
+        thread.death_signal = signal as i32;
+        thread.credentials.securebits = outcome.result(self.securebits)? as u32;
+        thread.timer_slack = outcome.result(self.timer_slack)?;
+        Ok(())
+    }
+
+    /// The descriptor of a userfaultfd that it made, if it was asked to.
+    pub(super) fn answer_process(
+        &self,
+        outcome: &Outcome,
+        alive: &mut Alive,
+        whose: &Whose,
+        findings: &mut Findings,
+    ) -> io::Result<Option<i32>> {
+        let Some(asked) = &self.process else { return Ok(None) };
+        let words = |at: u64, index: usize| outcome.words(at + 32 * index as u64);
+        alive.actions = (0..ACTIONS).map(|index| words(asked.actions, index)).collect();
+        alive.timers = (0..3).map(|index| whole_timer(words(asked.timers, index))).collect();
+        for (index, timer) in alive.posix_timers.iter_mut().enumerate() {
+            timer.time = words(asked.posix_timers, index);
+        }
+        let [subreaper] = outcome.words(asked.subreaper);
+        alive.subreaper = subreaper as i32 != 0;
+        alive.dumpable = outcome.result(asked.dumpable)? as u32;
+        alive.space.fields[5] = outcome.result(asked.heap_end)?;
+        for (call, thing) in asked.zeros {
+            // A kernel that does not know the question has none.
+            if outcome.result(call).is_ok_and(|value| value != 0) {
+                findings.refuse(whose, thing, "it cannot be brought back; run it without");
+            }
+        }
+        asked.userfaultfd.map(|call| Ok(outcome.result(call)? as i32)).transpose()
+    }
+}
+
+/// A timer that rings again and again stands while its signal waits to be taken, and looks like none.
+pub(super) fn whole_timer(timer: [u64; 4]) -> [u64; 4] {
+    match timer {
+        [seconds, rest, 0, 0] => [seconds, rest, seconds, rest],
+        timer => timer,
+    }
+}
+
+/// Nobody is ever asked through it, so it does not matter whose faults would be answered.
+pub(super) fn make_userfaultfd() -> Call {
+    Call::new(libc::SYS_userfaultfd, &[USERFAULTFD_FLAGS as u64])
+}
+
+impl ProcessQuestions {
+    fn add(script: &mut Script, alive: &Alive, userfaultfd: bool) -> io::Result<Self> {
+        let actions = script.room(32 * ACTIONS)?;
+        for index in 0..ACTIONS as u64 {
+            script.call(libc::SYS_rt_sigaction, &[index + 1, 0, actions + 32 * index, 8]);
+        }
+        let timers = script.room(32 * 3)?;
+        for index in 0..3 {
+            script.call(libc::SYS_getitimer, &[index, timers + 32 * index]);
+        }
+        let posix_timers = script.room(32 * alive.posix_timers.len())?;
+        for (index, timer) in alive.posix_timers.iter().enumerate() {
+            let at = posix_timers + 32 * index as u64;
+            script.call(libc::SYS_timer_gettime, &[timer.id as u64, at]);
+        }
+        let subreaper = script.room(8)?;
+        script.call(libc::SYS_prctl, &[libc::PR_GET_CHILD_SUBREAPER as u64, subreaper]);
+        let dumpable = script.call(libc::SYS_prctl, &[libc::PR_GET_DUMPABLE as u64]);
+        let zeros = [
+            (script.call(libc::SYS_prctl, &[PR_GET_THP_DISABLE]), "huge pages switched off"),
+            (script.call(libc::SYS_prctl, &[PR_GET_MDWE]), "memory that denies being executable"),
+        ];
+        let heap_end = script.call(libc::SYS_brk, &[0]);
+        let userfaultfd = userfaultfd.then(|| script.push(make_userfaultfd()));
+        Ok(Self {
+            actions,
+            timers,
+            subreaper,
+            posix_timers,
+            heap_end,
+            dumpable,
+            zeros,
+            userfaultfd,
+        })
+    }
+}
+
+const _: () = assert!(size_of::<libc::itimerval>() == 32, "as the kernel has it");

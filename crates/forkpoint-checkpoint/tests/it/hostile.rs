@@ -1,0 +1,198 @@
+//! Programs that do their worst: captured, or refused with a reason in bounded time, and in any case they go on.
+
+use std::time::Duration;
+
+use forkpoint_checkpoint::{CaptureSpec, Error, Tree, capture};
+
+use crate::{
+    locks::answers,
+    place::{Place, now, try_capture},
+    programs::captured,
+};
+
+const COUNT: &str = "
+n = 0
+while True:
+    n += 1
+    with open('/mnt/count.new', 'w') as f: f.write(str(n))
+    os.rename('/mnt/count.new', '/mnt/count')
+    time.sleep(0.002)
+";
+
+/// Each of them is gone before it is looked at.
+#[test]
+fn a_storm_of_forks_ends_in_time() {
+    let place = Place::new();
+    let program = format!(
+        "
+import os, time
+for _ in range(12):
+    if os.fork() == 0:
+        while os.fork() == 0: pass
+        os._exit(0)
+{COUNT}"
+    );
+    let sandbox = place.python(&program);
+    let before = place.grows("count", 3);
+    let (tree, start) = (Tree::below(sandbox.init), now());
+    let spec = CaptureSpec { patience: Duration::from_secs(2), ..CaptureSpec::default() };
+    match capture(&tree, &spec, || Ok(())) {
+        Ok(_) | Err(Error::Restless { .. } | Error::Ended { .. }) => {}
+        Err(err) => panic!("{err}"),
+    }
+    assert!(now() - start < Duration::from_secs(20));
+    place.grows("count", before);
+}
+
+#[test]
+fn a_thousand_threads_go_on() {
+    let mut place = Place::new();
+    let program = format!(
+        "
+import os, threading, time
+threading.stack_size(64 << 10)
+stop = threading.Event(); ready = threading.Barrier(1001)
+def wait(): ready.wait(); stop.wait()
+for _ in range(1000): threading.Thread(target=wait, daemon=True).start()
+ready.wait()
+{COUNT}"
+    );
+    let sandbox = place.python(&program);
+    place.grows("count", 1);
+    let captured = captured(&mut place, &sandbox);
+    assert_eq!(captured.snapshot.processes[0].alive().unwrap().threads.len(), 1001);
+    drop(sandbox);
+    let _copy = place.restore();
+    let before = place.number("count");
+    place.grows("count", before + 2);
+}
+
+/// All of them, twice: that is within the usual limit of 20,000.
+#[test]
+fn thousands_of_descriptors_come_back() {
+    answers(
+        "
+import resource
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]; resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+files = [os.open('/mnt/program.py', os.O_RDONLY) for _ in range(4500)]
+pipes = [os.pipe() for _ in range(2000)]
+for index, file in enumerate(files): os.lseek(file, index, 0)
+for index, (_, writer) in enumerate(pipes): os.write(writer, str(index).encode())
+poll = select.epoll()
+for reader, _ in pipes: poll.register(reader, select.EPOLLIN)
+def told():
+    yield all(os.lseek(file, 0, 1) == index for index, file in enumerate(files))
+    yield len(poll.poll(1, 5000)), all(os.read(reader, 10) == str(index).encode() for index, (reader, _) in enumerate(pipes))
+",
+        "True\n(2000, True)",
+    );
+}
+
+#[test]
+fn four_gigabytes_of_which_little_is_used_cost_little() {
+    let mut place = Place::new();
+    let program = format!(
+        "
+import mmap, os, time
+m = mmap.mmap(-1, 4 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)
+for at in range(0, 4 << 30, 256 << 20): m[at] = 7
+shared = mmap.mmap(-1, 4 << 30); shared[3 << 30] = 9
+def check(): return all(m[at] == 7 for at in range(0, 4 << 30, 256 << 20)) and shared[3 << 30] == 9 and m[4096] == 0
+assert check()
+while not check(): pass
+{}",
+        COUNT.replace("    n += 1", "    n += check()")
+    );
+    let sandbox = place.python(&program);
+    place.grows("count", 1);
+    let captured = captured(&mut place, &sandbox);
+    assert!(captured.pages_len_bytes() < 64 << 20, "{}", captured.pages_len_bytes());
+    drop(sandbox);
+    let _copy = place.restore();
+    let before = place.number("count");
+    place.grows("count", before + 2);
+}
+
+/// The parent waits in the kernel for the child, which we hold.
+#[test]
+fn a_held_vfork_is_told_in_time() {
+    let place = Place::new();
+    let program = format!(
+        "
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+VFORK = 0x4000
+if libc.syscall(56, VFORK | 17, 0, 0, 0, 0) == 0:
+{}
+",
+        COUNT.replace('\n', "\n    ")
+    );
+    let sandbox = place.python(&program);
+    let before = place.grows("count", 1);
+    let start = now();
+    let spec = CaptureSpec { patience: Duration::from_millis(500), ..CaptureSpec::default() };
+    let err = capture(&Tree::below(sandbox.init), &spec, || Ok(())).unwrap_err();
+    assert!(matches!(err, Error::Restless { .. }), "{err}");
+    assert!(now() - start < Duration::from_secs(10));
+    place.grows("count", before + 2);
+}
+
+#[test]
+fn who_catches_and_blocks_every_signal_is_refused() {
+    let place = Place::new();
+    let program = format!(
+        "
+import os, signal, time
+for number in set(signal.valid_signals()) - {{9, 19}}: signal.signal(number, lambda *_: None)
+signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+{COUNT}"
+    );
+    let sandbox = place.python(&program);
+    let before = place.grows("count", 1);
+    let err = try_capture(&sandbox).unwrap_err();
+    assert!(err.to_string().contains("a handler for every signal"), "{err}");
+    place.grows("count", before + 2);
+}
+
+/// What Python's asyncio and Go wait for their children with.
+#[test]
+fn descriptors_of_children_come_back() {
+    answers(
+        "
+child = os.fork()
+if child == 0:
+    while not os.path.exists('/mnt/go'): time.sleep(0.005)
+    os._exit(42)
+gone = os.fork()
+if gone == 0: os._exit(7)
+own, of_child, of_gone = os.pidfd_open(os.getpid()), os.pidfd_open(child), os.pidfd_open(gone)
+os.waitid(os.P_PIDFD, of_gone, os.WEXITED | os.WNOWAIT)
+poll = select.epoll(); poll.register(of_child, select.EPOLLIN)
+def told():
+    yield [number == of_child for number, _ in poll.poll(20)]
+    yield os.waitid(os.P_PIDFD, of_child, os.WEXITED).si_status, os.waitid(os.P_PIDFD, of_gone, os.WEXITED).si_status
+    signal.signal(signal.SIGUSR1, lambda *_: None); signal.pidfd_send_signal(own, signal.SIGUSR1)
+    yield 'own'
+",
+        "[True]\n(42, 7)\nown",
+    );
+}
+
+#[test]
+fn descriptors_of_the_kernel_are_refused_by_name() {
+    for (thing, name) in [
+        ("libc.syscall(323, 1)", "userfaultfd"),
+        ("libc.syscall(300, 0x200, 0)", "fanotify"),
+        ("os.pidfd_open(1)", "process 1 as descriptor"),
+    ] {
+        let place = Place::new();
+        let program = format!(
+            "import ctypes, os, time\nlibc = ctypes.CDLL(None, use_errno=True)\nfd = {thing}\nassert fd >= 0, ctypes.get_errno()\n{COUNT}"
+        );
+        let sandbox = place.python(&program);
+        let before = place.grows("count", 1);
+        let err = try_capture(&sandbox).unwrap_err();
+        assert!(matches!(err, Error::Refused(_)) && err.to_string().contains(name), "{err}");
+        place.grows("count", before + 1);
+    }
+}
