@@ -183,6 +183,7 @@ impl Pager {
 
     /// Answers whoever waits, brings everything else, and returns when all of it is there.
     pub fn run(self) -> io::Result<()> {
+        raise_limit();
         self.work(GRACE)
     }
 
@@ -192,7 +193,6 @@ impl Pager {
     }
 
     fn work(mut self, grace: Duration) -> io::Result<()> {
-        raise_limit();
         let slow = is_slow();
         let (mut wait, begin) = (Duration::ZERO, sys::now() + grace);
         while !self.spaces.iter().all(Space::is_whole) {

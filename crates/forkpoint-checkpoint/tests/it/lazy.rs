@@ -149,6 +149,29 @@ ctypes.memmove(base + 100 * 4096, page(100), 4096)
     assert_eq!(while_missing(code, ALL), "[0, 0, 0, 0, 0, 0, True]");
 }
 
+/// More than are kept in one row of messages, all alive at once.
+#[test]
+fn many_copies_of_the_program_have_the_same_pages() {
+    let code = "
+go = os.pipe()
+pids = []
+for seed in range(150):
+    pid = os.fork()
+    if pid == 0:
+        os.close(go[1]); os.read(go[0], 1)
+        os._exit(min(wrong(some(seed, 3)), 99))
+    pids.append(pid)
+os.close(go[1])
+answer = sum(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids)
+os.close(go[0])
+";
+    let place = captured();
+    let sandbox = restored(&place, code);
+    assert_eq!(answer(&place, 1), "0");
+    whole(&sandbox);
+    assert_eq!(ask(&place, 2, ALL), "0");
+}
+
 #[test]
 fn memory_that_moves_takes_its_pages_with_it() {
     let code = "
