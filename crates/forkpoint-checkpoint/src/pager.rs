@@ -46,6 +46,7 @@ use std::{
         fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
         unix::fs::FileExt as _,
     },
+    time::Duration,
 };
 
 use rustix::{
@@ -57,6 +58,7 @@ use rustix::{
 use crate::{
     image::Chain,
     sys::{
+        self,
         fault::{self, Mapped},
         memory, task,
     },
@@ -81,6 +83,11 @@ pub(crate) use self::{
 const AT_ONCE: u64 = 128 << 10;
 /// Of each other address space, meanwhile.
 const ASIDE: u64 = 16 << 10;
+/// For so long only whoever waits gets pages: a program that begins to run, and others that are brought back at
+/// the same time, need the processors more.
+const GRACE: Duration = Duration::from_millis(100);
+/// Until what could not be done is tried again.
+const MOMENT: Duration = Duration::from_millis(1);
 /// So many things are heard from one process before others are.
 const HEARD_AT_ONCE: usize = 64;
 
@@ -175,12 +182,27 @@ impl Pager {
     }
 
     /// Answers whoever waits, brings everything else, and returns when all of it is there.
-    pub fn run(mut self) -> io::Result<()> {
+    pub fn run(self) -> io::Result<()> {
         raise_limit();
-        let (mut stuck, slow) = (false, is_slow());
+        self.work(GRACE)
+    }
+
+    /// Brings everything while nothing runs.
+    pub(crate) fn fill(self) -> io::Result<()> {
+        self.work(Duration::ZERO)
+    }
+
+    fn work(mut self, grace: Duration) -> io::Result<()> {
+        let slow = is_slow();
+        let (mut wait, begin) = (Duration::ZERO, sys::now() + grace);
         while !self.spaces.iter().all(Space::is_whole) {
-            self.hear(stuck || slow)?;
-            stuck = !self.go_on(if slow { ASIDE } else { AT_ONCE })?;
+            let grace = begin.saturating_sub(sys::now());
+            let ended = self.hear(wait.max(grace))?;
+            if !ended && begin > sys::now() {
+                continue;
+            }
+            let progress = self.go_on(if slow { ASIDE } else { AT_ONCE })?;
+            wait = if progress && !slow { Duration::ZERO } else { MOMENT };
             self.spaces.retain(|space| !space.is_gone());
         }
         let Self { spaces, keeper, .. } = self;
@@ -188,9 +210,11 @@ impl Pager {
         keeper.finish()
     }
 
-    fn hear(&mut self, wait: bool) -> io::Result<()> {
+    /// Hears and answers what there is, and waits so long if there is nothing. `true`: process 1 has ended.
+    fn hear(&mut self, wait: Duration) -> io::Result<bool> {
         let mut forks = Vec::new();
-        for index in self.ready(wait)? {
+        let (ready, ended) = self.ready(wait)?;
+        for index in ready {
             let space = &mut self.spaces[index];
             self.focus = index;
             for _ in 0..HEARD_AT_ONCE {
@@ -206,7 +230,8 @@ impl Pager {
         for space in self.spaces.iter_mut().filter(|space| space.has_waiting()) {
             space.answer_waiting(&self.sources)?;
         }
-        forks.into_iter().filter(Forked::needs_pages).try_for_each(|fork| self.adopt(fork))
+        forks.into_iter().filter(Forked::needs_pages).try_for_each(|fork| self.adopt(fork))?;
+        Ok(ended)
     }
 
     fn adopt(&mut self, fork: Forked) -> io::Result<()> {
@@ -217,18 +242,22 @@ impl Pager {
         Ok(())
     }
 
-    /// Which have something to tell.
-    fn ready(&self, wait: bool) -> io::Result<Vec<usize>> {
+    /// Which have something to tell, and whether process 1 has ended.
+    fn ready(&self, wait: Duration) -> io::Result<(Vec<usize>, bool)> {
         let uffds = self.spaces.iter().map(|space| PollFd::new(&space.uffd, PollFlags::IN));
-        let mut uffds: Vec<PollFd<'_>> = uffds.collect();
-        let time = Timespec { tv_sec: 0, tv_nsec: if wait { 1_000_000 } else { 0 } };
-        match poll(&mut uffds, Some(&time)) {
+        let news = PollFd::from_borrowed_fd(self.keeper.news(), PollFlags::empty());
+        let mut all: Vec<PollFd<'_>> = uffds.chain([news]).collect();
+        // Who could not be answered is tried again soon.
+        let waiting = self.spaces.iter().any(Space::has_waiting);
+        let wait = if waiting { wait.min(MOMENT) } else { wait };
+        match poll(&mut all, Timespec::try_from(wait).ok().as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(err) => return Err(err.into()),
         }
-        let ready = uffds.iter().enumerate();
+        let ended = all.pop().is_some_and(|news| news.revents().contains(PollFlags::ERR));
+        let ready = all.iter().enumerate();
         let ready = ready.filter(|(_, uffd)| uffd.revents().contains(PollFlags::IN));
-        Ok(ready.map(|(index, _)| index).collect())
+        Ok((ready.map(|(index, _)| index).collect(), ended))
     }
 
     /// Copies some of what nobody waits for. `false`: nothing could be.

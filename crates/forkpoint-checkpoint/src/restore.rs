@@ -286,7 +286,7 @@ impl<'a> Plan<'a> {
         }
         match pager {
             Some(pager) if !lazily || !pager.is_guarded() => {
-                pager.run().system("bring the memory back").map(|()| None)
+                pager.fill().system("bring the memory back").map(|()| None)
             }
             pager => Ok(pager),
         }

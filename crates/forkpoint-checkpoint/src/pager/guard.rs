@@ -173,6 +173,11 @@ impl Keeper {
         looked.is_ok() && !news[0].revents().contains(PollFlags::ERR)
     }
 
+    /// Has an error when nobody has the other side any more.
+    pub(super) fn news(&self) -> BorrowedFd<'_> {
+        self.news.as_fd()
+    }
+
     pub(super) fn descriptors(&self) -> [BorrowedFd<'_>; 3] {
         [self.put.as_fd(), self.kept.as_fd(), self.news.as_fd()]
     }

@@ -87,7 +87,7 @@ fn put(result: io::Result<i64>, done: i64) -> io::Result<Put> {
     };
     match err.raw_os_error() {
         Some(libc::EEXIST) => Ok(Put::There),
-        Some(libc::ENOENT | libc::EINVAL) => Ok(Put::Nowhere),
+        Some(libc::ENOENT) => Ok(Put::Nowhere),
         Some(libc::EAGAIN) => Ok(Put::Later),
         Some(libc::ESRCH | libc::ENOSPC) => Ok(Put::Gone),
         _ => Err(err),

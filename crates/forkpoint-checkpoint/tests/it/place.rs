@@ -161,7 +161,7 @@ impl Place {
     }
 
     /// As they were when they were kept, if they were.
-    fn bring_files_back(&self) {
+    pub(crate) fn bring_files_back(&self) {
         let kept = self.dir.path().join("kept");
         if kept.exists() {
             fs::remove_dir_all(self.work()).unwrap();
