@@ -288,13 +288,15 @@ fn a_pager_that_dies_ends_the_sandbox_and_nobody_sees_an_empty_page() {
 fn a_capture_waits_for_the_memory() {
     let mut place = captured();
     let sandbox = restored(&place, "answer = 0");
-    let hasty = CaptureSpec { patience: Duration::from_millis(20) };
+    let hasty = CaptureSpec { patience: Duration::from_millis(20), ..CaptureSpec::default() };
     let refused = capture(&Tree::below(sandbox.init), &hasty, || Ok(())).unwrap_err().to_string();
     assert!(refused.contains("on its way") && refused.contains("try again"), "{refused}");
     // This one is patient, and nothing is missing in what it has.
     let mut tracker = Tracker::new();
-    let (tree, patient) =
-        (Tree::below(sandbox.init), CaptureSpec { patience: Duration::from_secs(25) });
+    let (tree, patient) = (
+        Tree::below(sandbox.init),
+        CaptureSpec { patience: Duration::from_secs(25), ..CaptureSpec::default() },
+    );
     let captured = tracker.capture(&tree, &patient, || place.keep_files()).unwrap();
     assert!(captured.pages_len_bytes() > 24 << 20);
     let id = place.write(&captured);
