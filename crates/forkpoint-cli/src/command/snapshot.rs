@@ -89,6 +89,7 @@ fn words(args: &SnapshotArgs) -> Vec<&'static str> {
 fn request(args: &SnapshotArgs) -> Result<SnapshotRequest, Error> {
     Ok(SnapshotRequest {
         kind: if args.full { SnapshotKind::Full } else { SnapshotKind::Files },
+        volatile: args.tmpfs,
         trigger: args.trigger,
         name: args.name.as_deref().map(str::parse).transpose()?,
         description: args.description.clone(),

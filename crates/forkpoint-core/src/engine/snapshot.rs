@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::{Active, Engine, Inner, PruneReport, Wait, hooks::HookPoint};
 use crate::{
     catalog::{CatalogError, Change, OperationKind, SandboxRecord, SnapshotRecord},
-    driver::{Artifact, Driver, DriverError, Sandbox, SnapshotKind},
+    driver::{Artifact, Driver, DriverError, DriverResult, PausedSandbox, Sandbox, SnapshotKind},
     error::{Context as _, Error, ErrorKind, Result},
     id::SnapshotId,
     label::Labels,
@@ -23,6 +23,8 @@ pub struct SnapshotRequest {
     /// An id, a name or a prefix.
     pub sandbox: String,
     pub kind: SnapshotKind,
+    /// Whether files that are in memory alone are kept too, as in a `tmpfs`.
+    pub volatile: bool,
     pub trigger: Trigger,
     /// From the naming pattern if there is none.
     pub name: Option<Name>,
@@ -49,6 +51,7 @@ impl SnapshotRequest {
         Self {
             sandbox: sandbox.into(),
             kind: SnapshotKind::Files,
+            volatile: false,
             trigger: Trigger::Manual,
             name: None,
             description: None,
@@ -163,6 +166,10 @@ impl Inner {
             };
             return Err(DriverError::Unsupported { driver: driver.name(), operation }.into());
         }
+        if request.volatile && !driver.keeps_volatile() {
+            let operation = "keep what is in memory without its processes";
+            return Err(DriverError::Unsupported { driver: driver.name(), operation }.into());
+        }
         let len = request.agent_state.as_ref().map_or(0, Bytes::len);
         let limit = self.config.max_agent_state_bytes;
         if len > limit {
@@ -233,7 +240,7 @@ impl Inner {
         };
         let live = driver.attach(sandbox.id).await?;
         self.run_hook(HookPoint::BeforeSnapshot, live.as_ref(), id).await?;
-        let Some(mut artifact) = seal(live.as_ref(), id, request.kind, since).await? else {
+        let Some(mut artifact) = seal(live.as_ref(), id, request, since).await? else {
             // There is one whenever there is nothing to seal.
             return since.map(Work::Unchanged).ok_or_else(|| {
                 Error::new(ErrorKind::Internal, "nothing was sealed, and nothing was there")
@@ -253,9 +260,8 @@ impl Inner {
         sandbox: &SandboxRecord,
         request: &SnapshotRequest,
     ) -> Result<Option<SnapshotId>> {
-        let Some(head) = sandbox.head.filter(|_| request.kind == SnapshotKind::Files) else {
-            return Ok(None);
-        };
+        let of_files = request.kind == SnapshotKind::Files && !request.volatile;
+        let Some(head) = sandbox.head.filter(|_| of_files) else { return Ok(None) };
         let found = match self.catalog.snapshot(head).await {
             Err(CatalogError::SnapshotMissing { .. }) => return Ok(None),
             found => found?,
@@ -304,7 +310,7 @@ enum Work {
 async fn seal(
     sandbox: &dyn Sandbox,
     id: SnapshotId,
-    kind: SnapshotKind,
+    request: &SnapshotRequest,
     since: Option<SnapshotId>,
 ) -> Result<Option<Artifact>> {
     let mut paused = sandbox.pause().await?;
@@ -314,11 +320,22 @@ async fn seal(
     };
     let sealed = match unchanged {
         Ok(true) => Ok(None),
-        Ok(false) => paused.seal(id, kind).await.map(Some),
+        Ok(false) => seal_paused(paused.as_mut(), id, request).await.map(Some),
         Err(err) => Err(err),
     };
     paused.resume().await?;
     Ok(sealed?)
+}
+
+async fn seal_paused(
+    paused: &mut dyn PausedSandbox,
+    id: SnapshotId,
+    request: &SnapshotRequest,
+) -> DriverResult<Artifact> {
+    if request.volatile {
+        paused.include_volatile().await?;
+    }
+    paused.seal(id, request.kind).await
 }
 
 fn snapshot_record(
