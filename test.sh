@@ -36,6 +36,8 @@ package cc gcc # SQLite is compiled from its C source
 package mkfs.ext4 e2fsprogs # small disks, to fill them
 package mkfs.xfs xfsprogs # a disk with reflinks
 package dockerd docker.io # a real Docker: images and containers
+package podman podman # another engine that speaks as Docker does
+package openssl openssl # certificates for an engine that wants some
 package busybox busybox-static # one program that is a whole image
 package debootstrap debootstrap # a system in a directory, as a template
 package git git # a repository to work on

@@ -46,7 +46,7 @@ use std::{
 };
 
 pub(crate) use attributes::{OF_THE_MACHINE, all_attributes};
-pub use capture::{CaptureSpec, UpperState, describe_upper};
+pub use capture::{CaptureSpec, UpperState, describe_upper, root_print};
 pub use changed::{Moment, changed_since};
 pub(crate) use copy::copy_bytes;
 pub(crate) use cursor::open_directory as open_child;
@@ -68,7 +68,7 @@ pub use store::{LayerStore, SweepStats};
 pub use trash::{Leftover, ReapStats};
 pub(crate) use trash::{empty_trash, remove_tree};
 pub use view::{LayerView, ViewFacts, ViewLevel, ViewMount};
-pub use whole::{Whole, WholeSpec, describe_tree};
+pub use whole::{Whole, WholeSpec, describe_tree, is_as_described};
 
 /// A file name that nobody else comes up with.
 pub(crate) fn unique_name(what: &str) -> String {

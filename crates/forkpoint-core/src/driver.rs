@@ -52,6 +52,11 @@ pub trait Driver: fmt::Debug + Send + Sync {
         Ok(())
     }
 
+    /// Whether [`PausedSandbox::include_volatile`] works, for some of its sandboxes at least.
+    fn keeps_volatile(&self) -> bool {
+        false
+    }
+
     /// What was done otherwise than it was asked, for whoever asked: a port that was taken, and
     /// the one that was given. Each is told once, after the call that it is about.
     fn notices(&self, _about: SandboxId) -> Vec<String> {
@@ -252,6 +257,13 @@ pub trait PausedSandbox: fmt::Debug + Send {
     /// sandbox stands still meanwhile. A sandbox that we made may come to stand on what this makes;
     /// an adopted one must not, for it outlives our knowledge of it.
     async fn seal(&mut self, snapshot: SnapshotId, kind: SnapshotKind) -> DriverResult<Artifact>;
+
+    /// Makes the next seal keep files too that are in memory alone, and that a snapshot of files leaves
+    /// out otherwise: what is in a `tmpfs`. A seal of processes keeps them anyway.
+    async fn include_volatile(&mut self) -> DriverResult<()> {
+        let operation = "keep what is in memory without its processes";
+        Err(DriverError::Unsupported { driver: "this one", operation })
+    }
 
     /// Whether its files are exactly what they were when it was sealed as `since`, restored from it
     /// or rolled back to it. Never true in doubt; a driver that cannot tell says no.

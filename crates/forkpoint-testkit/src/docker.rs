@@ -7,12 +7,25 @@
 use std::{
     fs::{self, File},
     io::{Read as _, Write as _},
-    os::unix::{net::UnixStream, process::CommandExt as _},
+    net::{Shutdown, TcpListener, TcpStream},
+    os::{
+        fd::AsFd as _,
+        unix::{net::UnixStream, process::CommandExt as _},
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
     time::Duration,
 };
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+mod proxy;
+
+pub use proxy::{Cut, Proxy};
+
+/// Where an engine listens for TLS, in its own network.
+const TLS_PORT: u16 = 2376;
 
 /// What containers of tests are made from: a shell and what the suites call.
 pub const IMAGE: &str = "forkpoint-test:1";
@@ -46,18 +59,18 @@ while kill -0 "$2" 2>/dev/null; do sleep 0.1; done
 rm -rf data exec docker.sock pid root tmp
 "#;
 
-/// Starts a daemon in namespaces of its own; with a second argument, again and again until there is a
-/// file `stop`, and with processes that end when it does.
+/// Starts a daemon in namespaces of its own, with the options in the third argument; with a second
+/// one, again and again until there is a file `stop`, and with processes that end when it does.
 const SERVE: &str = r#"
 cd "$1" || exit
 mkdir -p tmp
 export TMPDIR="$1/tmp" # it leaves things there
 ip link set lo up
 serve() { dockerd --data-root "$1/data" --exec-root "$1/exec" -p "$1/pid" \
-    -H "unix://$1/docker.sock" --experimental; }
+    -H "unix://$1/docker.sock" --experimental $3; }
 if [ -z "$2" ]; then exec dockerd --data-root "$1/data" --exec-root "$1/exec" -p "$1/pid" \
     -H "unix://$1/docker.sock" --experimental; fi
-while [ ! -e stop ]; do rm -f pid docker.sock; serve "$1"; sleep 0.1; done
+while [ ! -e stop ]; do rm -f pid docker.sock; serve "$1" "$2" "$3"; sleep 0.1; done
 "#;
 
 /// An engine, as long as this lives.
@@ -116,6 +129,26 @@ impl DockerEngine {
     /// When there is no `dockerd`, or it does not start.
     #[must_use]
     pub fn own(directory: &Path) -> Self {
+        Self::own_with(directory, "")
+    }
+
+    /// One of its own that listens for TLS too, at [`DockerEngine::tls_port`], and wants to know who asks.
+    /// In `certificates` are `ca.pem`, `server.pem` and `server-key.pem`.
+    ///
+    /// # Panics
+    ///
+    /// When there is no `dockerd`, or it does not start.
+    #[must_use]
+    pub fn own_with_tls(directory: &Path, certificates: &Path) -> Self {
+        let at = certificates.display();
+        let options = format!(
+            "-H tcp://127.0.0.1:{TLS_PORT} --tlsverify --tlscacert {at}/ca.pem \
+             --tlscert {at}/server.pem --tlskey {at}/server-key.pem"
+        );
+        Self::own_with(directory, &options)
+    }
+
+    fn own_with(directory: &Path, options: &str) -> Self {
         let mut engine = Self { directory: directory.to_owned(), _users: None, own: None };
         let namespaces = [
             "--net",
@@ -128,6 +161,7 @@ impl DockerEngine {
             "private",
         ];
         let mut serve = engine.serve(&namespaces, "again");
+        serve.arg(options);
         engine.own = Some(serve.spawn().expect("`unshare` starts"));
         engine.await_answer();
         engine.import();
@@ -140,6 +174,30 @@ impl DockerEngine {
         quiet(&mut serve, &self.directory.join("log"));
         serve.env("PATH", path_of_root());
         serve
+    }
+
+    /// A port of this machine that leads to the engine's own, which is in another network. As long as
+    /// this process lives.
+    ///
+    /// # Panics
+    ///
+    /// When there is no daemon.
+    #[must_use]
+    pub fn tls_port(&self) -> u16 {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let namespace = format!("/proc/{}/ns/net", self.daemon().expect("a daemon"));
+        let namespace = File::open(namespace).expect("a network");
+        thread::spawn(move || {
+            let network = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(namespace.as_fd(), network).expect("root may");
+            for client in listener.incoming().flatten() {
+                if let Ok(server) = TcpStream::connect(("127.0.0.1", TLS_PORT)) {
+                    join(&client, &server);
+                }
+            }
+        });
+        port
     }
 
     #[must_use]
@@ -200,9 +258,20 @@ impl DockerEngine {
     ///
     /// When there is no daemon.
     pub fn kill(&self) {
+        self.killer()();
+    }
+
+    /// What kills the daemon that there is now, for whoever has no engine at hand.
+    ///
+    /// # Panics
+    ///
+    /// When there is no daemon.
+    pub fn killer(&self) -> impl Fn() + Send + Sync + use<> {
         let pid = self.daemon().expect("a daemon");
-        let killed = Command::new("kill").args(["-KILL", &pid]).status();
-        assert!(killed.is_ok_and(|status| status.success()), "the daemon is gone already");
+        move || {
+            let killed = Command::new("kill").args(["-KILL", &pid]).status();
+            assert!(killed.is_ok_and(|status| status.success()), "the daemon is gone already");
+        }
     }
 
     /// The daemon, as this process sees it: its own number is another one where it lives.
@@ -256,6 +325,17 @@ impl Drop for DockerEngine {
         // Everything in its process namespace goes with it.
         let _ = own.kill();
         let _ = own.wait();
+    }
+}
+
+/// Carries bytes between two, in both directions.
+fn join(client: &TcpStream, server: &TcpStream) {
+    for (from, to) in [(client, server), (server, client)] {
+        let (Ok(mut from), Ok(mut to)) = (from.try_clone(), to.try_clone()) else { return };
+        thread::spawn(move || {
+            let _ = std::io::copy(&mut from, &mut to);
+            let _ = to.shutdown(Shutdown::Write);
+        });
     }
 }
 

@@ -51,6 +51,8 @@ mod seal;
 mod shape;
 mod tarball;
 mod travel;
+mod unchanged;
+mod volatile;
 pub mod volume;
 
 pub use endpoint::{Endpoint, EndpointError, TlsFiles};
@@ -82,6 +84,13 @@ pub async fn examine(config: &DockerConfig) -> Vec<super::local::Check> {
     examine::examine(config).await
 }
 
+/// What the engine's containers are called; nothing where it does not answer.
+pub async fn container_names(config: &DockerConfig) -> Vec<String> {
+    let listed = Host::new(config.clone()).list_containers(None).await.unwrap_or_default();
+    let names = listed.iter().map(container::name_of).filter(|name| container::is_a_name(name));
+    names.map(str::to_owned).collect()
+}
+
 #[derive(Clone, Debug)]
 pub struct DockerDriver {
     host: Arc<Host>,
@@ -94,7 +103,7 @@ impl DockerDriver {
     }
 
     fn handle(&self, id: SandboxId) -> Arc<dyn Sandbox> {
-        Arc::new(DockerSandbox { host: Arc::clone(&self.host), id })
+        Arc::new(DockerSandbox { host: Arc::clone(&self.host), id, seen: None })
     }
 }
 
@@ -116,6 +125,10 @@ impl Driver for DockerDriver {
             exports: travel::formats(),
             imports: travel::formats(),
         }
+    }
+
+    fn keeps_volatile(&self) -> bool {
+        true
     }
 
     async fn can_seal(&self, id: SandboxId, kind: SnapshotKind) -> DriverResult<()> {
@@ -160,8 +173,8 @@ impl Driver for DockerDriver {
     }
 
     async fn attach(&self, id: SandboxId) -> DriverResult<Arc<dyn Sandbox>> {
-        self.host.container(id).await?;
-        Ok(self.handle(id))
+        let seen = Some(self.host.container(id).await?.id().to_owned());
+        Ok(Arc::new(DockerSandbox { host: Arc::clone(&self.host), id, seen }))
     }
 
     async fn status(&self, id: SandboxId) -> DriverResult<Option<SandboxStatus>> {

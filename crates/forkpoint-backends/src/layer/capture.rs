@@ -17,7 +17,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{Mode, mkdirat},
+    fs::{Mode, mkdirat, stat},
     time::{ClockId, clock_gettime},
 };
 
@@ -32,7 +32,7 @@ use super::{
     plan::Plan,
     stage::Stage,
     store::open_path,
-    tree::Tree,
+    tree::{Print, Tree},
 };
 
 /// What to capture.
@@ -87,6 +87,8 @@ pub struct UpperState {
     /// Of files, and of those that changed since the manifest that it was compared with.
     pub len_bytes: u64,
     pub changed_bytes: u64,
+    /// Whether anything in it did, but for the root itself: [`root_print`] tells of that.
+    pub changed: bool,
 }
 
 /// Copies nothing. Nothing may write to the directory meanwhile.
@@ -103,7 +105,22 @@ pub fn describe_upper(spec: &CaptureSpec, marks: Marks) -> LayerResult<UpperStat
     }
     tree.mark_racy(clock_gettime(ClockId::RealtimeCoarse));
     mark_mapped(&mut tree, spec.mapped);
-    Ok(UpperState { manifest: Manifest::from(tree), len_bytes, changed_bytes })
+    let changed = !plan.is_empty();
+    Ok(UpperState { manifest: Manifest::from(tree), len_bytes, changed_bytes, changed })
+}
+
+/// What the root of a tree is, which a manifest does not tell: whatever is done to it makes it another.
+/// `None` while that cannot be relied on.
+pub fn root_print(path: &Path) -> LayerResult<Option<String>> {
+    let look = || -> Result<Option<String>, Fault> {
+        let now = clock_gettime(ClockId::RealtimeCoarse);
+        let stat = stat(path).during("inspect")?;
+        let changed = (stat.st_ctime as i64, stat.st_ctime_nsec as i64);
+        let print = Print::of(&stat);
+        let told = format!("{} {print:?}", stat.st_dev);
+        Ok((changed < (now.tv_sec, now.tv_nsec)).then_some(told))
+    };
+    look().at(|| path.to_owned())
 }
 
 /// A tree that is to be copied.

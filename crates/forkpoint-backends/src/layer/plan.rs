@@ -43,7 +43,8 @@ impl Plan {
         plan
     }
 
-    fn compared(before: Option<&Tree>, now: &Tree, plain: bool) -> Self {
+    /// `plain` where nothing in the trees stands for an absence.
+    pub(super) fn compared(before: Option<&Tree>, now: &Tree, plain: bool) -> Self {
         let directories = vec![DirectoryPlan::default(); now.directories.len()];
         let mut plan = Self { directories, plain };
         plan.directories[0].before = before.map(|_| 0);

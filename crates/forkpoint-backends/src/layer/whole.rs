@@ -133,6 +133,12 @@ pub fn describe_tree(path: &Path) -> LayerResult<Manifest> {
     Ok(Manifest::from(tree))
 }
 
+/// Whether what is in a tree is still what it was, but for its root. Nothing may write to it.
+pub fn is_as_described(path: &Path, manifest: &Manifest) -> LayerResult<bool> {
+    let tree = Source::open(path)?.scan(Marks::Plain).map_err(explained)?;
+    Ok(Plan::compared(Some(manifest.tree()), &tree, true).is_empty())
+}
+
 /// A directory in the target, for names of files that have several.
 struct Spare {
     name: CString,

@@ -23,9 +23,12 @@ mod faults;
 mod full;
 mod guard;
 mod kills;
-mod proxy;
+mod returns;
 mod scene;
 mod space;
+mod tls;
+mod unchanged;
+mod volatile;
 mod volumes;
 mod whole;
 

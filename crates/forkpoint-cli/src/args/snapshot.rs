@@ -49,6 +49,10 @@ pub(crate) struct SnapshotArgs {
     #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "always")]
     pub(crate) full: Option<Full>,
 
+    /// Keep what is in tmpfs mounts and /dev/shm too (containers; with --full they are kept anyway)
+    #[arg(long)]
+    pub(crate) tmpfs: bool,
+
     /// Take nothing if nothing changed since its last snapshot and that one is as durable, pinned and
     /// lasting; prints its id. With --name, one is taken
     #[arg(long)]

@@ -1,10 +1,13 @@
 //! `__complete`: the names that fit what is being typed. For shells: fast, and silent when anything is
 //! amiss. It reads the catalog and changes nothing, not even what others left half-done.
 
-use std::{ffi::OsString, path::Path};
+use std::{ffi::OsString, path::Path, time::Duration};
 
 use clap::{Arg, ArgAction, Command, CommandFactory as _};
-use forkpoint_backends::{catalog::SqliteReader, driver::local::template_names};
+use forkpoint_backends::{
+    catalog::SqliteReader,
+    driver::{docker::container_names, local::template_names},
+};
 use forkpoint_core::catalog::{CatalogResult, SandboxQuery, SnapshotQuery};
 
 use super::Exit;
@@ -14,6 +17,12 @@ use crate::{
     output::{Output, record::shown},
     wire,
 };
+
+/// In front of the name of a container.
+const CONTAINER: &str = "docker:";
+
+/// How long somebody who pressed a key waits for an engine.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Among how many names those that fit are looked for.
 const LOOK_AT: usize = 1000;
@@ -66,12 +75,27 @@ pub(crate) async fn complete(out: &Output, args: &CompleteArgs, global: &GlobalA
         names.extend(wanted.host.then(|| "host".to_owned()));
         names.extend(template_names(&data.join("local")).unwrap_or_default());
     }
+    if wanted.sandboxes && is_container(typed) {
+        names.extend(containers(&data).await.unwrap_or_default());
+    }
     let names = fitting(names, typed);
     if !names.is_empty() {
         // A shell that has gone needs no names.
         let _ = out.text(&names.join("\n"));
     }
     Exit::DONE
+}
+
+/// Whether somebody is typing the name of a container. Only then the engine is asked.
+fn is_container(typed: &str) -> bool {
+    typed.starts_with(CONTAINER) || !typed.is_empty() && CONTAINER.starts_with(typed)
+}
+
+/// What the engine knows, if it says so at once.
+async fn containers(data: &Path) -> Option<Vec<String>> {
+    let config = wire::docker(data).ok()?;
+    let names = tokio::time::timeout(PATIENCE, container_names(&config)).await.ok()?;
+    Some(names.into_iter().map(|name| format!("{CONTAINER}{name}")).collect())
 }
 
 /// Where the data is may have been typed too.

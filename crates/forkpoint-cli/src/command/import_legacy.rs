@@ -10,7 +10,7 @@ use crate::{
     fail::{About, Failure},
     legacy::{self, Legacy, Refusal},
     output::human::many,
-    wire::DOCKER,
+    wire::{self, DOCKER},
 };
 
 #[derive(Serialize)]
@@ -41,6 +41,10 @@ enum Fate {
 
 pub(super) async fn import(app: &App, args: &ImportLegacyArgs) -> Outcome {
     let storage = legacy::read(&args.directory)?;
+    if !args.dry_run {
+        // There is no driver where nobody can tell the engine's place; this says why.
+        wire::docker(&app.data)?;
+    }
     let ids = storage.ids();
     let mut rows: Vec<Row> = storage.refused.iter().map(refused).collect();
     for legacy in &storage.snapshots {

@@ -90,6 +90,7 @@ fn request(args: &SnapshotArgs) -> Result<SnapshotRequest, Error> {
     Ok(SnapshotRequest {
         kind: if args.full.is_some() { SnapshotKind::Full } else { SnapshotKind::Files },
         or_files: args.full == Some(Full::Auto),
+        volatile: args.tmpfs,
         trigger: args.trigger,
         name: args.name.as_deref().map(str::parse).transpose()?,
         description: args.description.clone(),

@@ -17,9 +17,11 @@ use crate::harness::{Home, Run};
 
 mod away;
 mod copies;
+mod killed;
 mod legacy;
 mod names;
 mod older;
+mod podman;
 mod watching;
 
 /// What a container runs that only waits, and ends when it is told to.

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use super::{Active, Engine, Inner, PruneReport, Wait, hooks::HookPoint};
 use crate::{
     catalog::{CatalogError, Change, OperationKind, SandboxRecord, SnapshotRecord},
-    driver::{Artifact, Driver, DriverError, DriverResult, Sandbox, SnapshotKind},
+    driver::{Artifact, Driver, DriverError, DriverResult, PausedSandbox, Sandbox, SnapshotKind},
     error::{Context as _, Error, ErrorKind, Result},
     id::{SandboxId, SnapshotId},
     label::Labels,
@@ -25,6 +25,8 @@ pub struct SnapshotRequest {
     pub kind: SnapshotKind,
     /// Whether files alone will do where more cannot be had: [`TakenSnapshot::files_alone`] tells why.
     pub or_files: bool,
+    /// Whether files that are in memory alone are kept too, as in a `tmpfs`.
+    pub volatile: bool,
     pub trigger: Trigger,
     /// From the naming pattern if there is none.
     pub name: Option<Name>,
@@ -52,6 +54,7 @@ impl SnapshotRequest {
             sandbox: sandbox.into(),
             kind: SnapshotKind::Files,
             or_files: false,
+            volatile: false,
             trigger: Trigger::Manual,
             name: None,
             description: None,
@@ -122,7 +125,7 @@ impl Inner {
             return Ok(SnapshotOutcome::Skipped(SkipReason::TriggerDisabled(trigger)));
         }
         let driver = self.driver(&found.record.driver)?;
-        self.check_snapshot(&request)?;
+        self.check_snapshot(&request, driver.as_ref())?;
         let named = request.sandbox.clone();
         let doing = || format!("failed to take a snapshot of sandbox `{named}`");
         let mut files_alone = None;
@@ -174,7 +177,11 @@ impl Inner {
         Ok(SnapshotOutcome::Taken(Box::new(TakenSnapshot { snapshot, files_alone, pruned })))
     }
 
-    fn check_snapshot(&self, request: &SnapshotRequest) -> Result<()> {
+    fn check_snapshot(&self, request: &SnapshotRequest, driver: &dyn Driver) -> Result<()> {
+        if request.volatile && !driver.keeps_volatile() {
+            let operation = "keep what is in memory without its processes";
+            return Err(DriverError::Unsupported { driver: driver.name(), operation }.into());
+        }
         let len = request.agent_state.as_ref().map_or(0, Bytes::len);
         let limit = self.config.max_agent_state_bytes;
         if len > limit {
@@ -245,10 +252,11 @@ impl Inner {
         };
         let live = driver.attach(sandbox.id).await?;
         self.run_hook(HookPoint::BeforeSnapshot, live.as_ref(), id).await?;
-        let sealed = seal(live.as_ref(), id, request.kind, since).await;
+        let sealed = seal(live.as_ref(), id, request, since).await;
         let (sealed, files_alone) = match sealed {
             Err(err) if request.or_files && is_about_the_kind(&err) => {
-                (seal(live.as_ref(), id, SnapshotKind::Files, None).await?, Some(err.to_string()))
+                let request = SnapshotRequest { kind: SnapshotKind::Files, ..request.clone() };
+                (seal(live.as_ref(), id, &request, None).await?, Some(err.to_string()))
             }
             sealed => (sealed?, None),
         };
@@ -272,9 +280,8 @@ impl Inner {
         sandbox: &SandboxRecord,
         request: &SnapshotRequest,
     ) -> Result<Option<SnapshotId>> {
-        let Some(head) = sandbox.head.filter(|_| request.kind == SnapshotKind::Files) else {
-            return Ok(None);
-        };
+        let of_files = request.kind == SnapshotKind::Files && !request.volatile;
+        let Some(head) = sandbox.head.filter(|_| of_files) else { return Ok(None) };
         let found = match self.catalog.snapshot(head).await {
             Err(CatalogError::SnapshotMissing { .. }) => return Ok(None),
             found => found?,
@@ -345,21 +352,32 @@ fn is_about_the_kind(err: &DriverError) -> bool {
 async fn seal(
     sandbox: &dyn Sandbox,
     id: SnapshotId,
-    kind: SnapshotKind,
+    request: &SnapshotRequest,
     since: Option<SnapshotId>,
 ) -> DriverResult<Option<Artifact>> {
-    let mut paused = sandbox.pause(kind).await?;
+    let mut paused = sandbox.pause(request.kind).await?;
     let unchanged = match since {
         Some(since) => paused.is_unchanged(since).await,
         None => Ok(false),
     };
     let sealed = match unchanged {
         Ok(true) => Ok(None),
-        Ok(false) => paused.seal(id, kind).await.map(Some),
+        Ok(false) => seal_paused(paused.as_mut(), id, request).await.map(Some),
         Err(err) => Err(err),
     };
     paused.resume().await?;
     sealed
+}
+
+async fn seal_paused(
+    paused: &mut dyn PausedSandbox,
+    id: SnapshotId,
+    request: &SnapshotRequest,
+) -> DriverResult<Artifact> {
+    if request.volatile {
+        paused.include_volatile().await?;
+    }
+    paused.seal(id, request.kind).await
 }
 
 fn snapshot_record(

@@ -80,6 +80,10 @@ impl Driver for FaultyDriver {
         self.inner.capabilities()
     }
 
+    fn keeps_volatile(&self) -> bool {
+        self.inner.keeps_volatile()
+    }
+
     async fn can_seal(&self, id: SandboxId, kind: SnapshotKind) -> DriverResult<()> {
         self.place.call("can_seal", self.inner.can_seal(id, kind)).await
     }
@@ -276,6 +280,10 @@ struct FaultyPaused {
 impl PausedSandbox for FaultyPaused {
     async fn seal(&mut self, snapshot: SnapshotId, kind: SnapshotKind) -> DriverResult<Artifact> {
         self.place.call("seal", self.inner.seal(snapshot, kind)).await
+    }
+
+    async fn include_volatile(&mut self) -> DriverResult<()> {
+        self.inner.include_volatile().await
     }
 
     async fn is_unchanged(&mut self, since: SnapshotId) -> DriverResult<bool> {

@@ -76,7 +76,7 @@ impl Host {
             (label::ADOPTED, String::new()),
             (label::HOSTNAME, String::new()),
         ];
-        Ok(Marked { snapshot, labels })
+        Ok(Marked { snapshot, sequence: 0, labels })
     }
 
     /// All of it is shared with theirs: of its own it has nothing.

@@ -84,6 +84,11 @@ impl Container {
         self.label(label::SANDBOX).is_some() && self.label(label::DATA) == Some(data.0.as_str())
     }
 
+    /// Not one that will be or was, in the course of a rollback.
+    pub(super) fn has_its_name(&self) -> bool {
+        is_a_name(self.name())
+    }
+
     /// Nobody chose its host name.
     pub(super) fn has_own_hostname(&self) -> bool {
         let hostname = self.config()["Hostname"].as_str().unwrap_or_default();
@@ -191,6 +196,11 @@ impl Host {
         let request = Request::new("POST", path).patience(Some(super::http::SOON));
         super::engine::done(self.engine.ask(request).await).map_err(failed("remove a container"))
     }
+}
+
+/// Not one that we give to a container in the course of a rollback.
+pub(super) fn is_a_name(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with(NEXT) && !name.starts_with(PREVIOUS)
 }
 
 pub(super) fn name_of(listed: &Value) -> &str {

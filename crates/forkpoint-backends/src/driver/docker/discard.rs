@@ -10,9 +10,18 @@ use super::{
     engine::{failed, query},
     host::{Host, blocking, layer_error},
     http::{LONG, Request},
+    image::TURNS,
     label,
+    unchanged::LOOKS,
 };
 use crate::layer::LayerError;
+
+/// Not what somebody committed of a container that came from an image of ours.
+fn is_ours(labels: &Value, data: &label::DataId) -> bool {
+    label::of(labels, label::DATA) == Some(data.0.as_str())
+        && label::of(labels, label::SNAPSHOT).is_some()
+        && label::of(labels, label::SANDBOX).is_none()
+}
 
 impl Host {
     pub(super) async fn discard(&self, piece: &PieceName) -> DriverResult<()> {
@@ -44,22 +53,29 @@ impl Host {
         let filter =
             label::filter(&[(label::SNAPSHOT, &snapshot.to_string()), (label::DATA, &data.0)]);
         for image in self.list_images(&filter).await? {
-            let labels = &image["Labels"];
-            let ours = label::of(labels, label::DATA) == Some(data.0.as_str())
-                && label::of(labels, label::SNAPSHOT) == Some(snapshot.to_string().as_str())
-                // What somebody committed of a container that came from an image of ours.
-                && label::of(labels, label::SANDBOX).is_none();
-            if ours {
+            let is_it =
+                label::of(&image["Labels"], label::SNAPSHOT) == Some(&*snapshot.to_string());
+            if is_it && is_ours(&image["Labels"], data) {
                 self.remove_one(&image, &own).await?;
             }
         }
-        self.drop_note("manifests", &snapshot.to_string())
+        // One that was made as an earlier snapshot, and that this one has too.
+        if let Some(image) = self.inspect_image(&own).await?
+            && is_ours(&image["Config"]["Labels"], data)
+        {
+            self.remove_one(&image, &own).await?;
+        }
+        for kind in ["manifests", TURNS, LOOKS] {
+            self.drop_note(kind, &snapshot.to_string())?;
+        }
+        Ok(())
     }
 
     /// Whatever somebody else named it stays theirs: then only our name goes.
     async fn remove_one(&self, image: &Value, own: &str) -> DriverResult<()> {
         let tags = image["RepoTags"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        let tags: Vec<&str> = tags.filter(|tag| !tag.contains("<none>")).collect();
+        let tags = tags.filter(|tag| !tag.contains("<none>")).map(label::plain);
+        let tags: Vec<&str> = tags.collect();
         let theirs = tags.iter().any(|tag| *tag != own);
         match tags.contains(&own) {
             true => self.remove_image(own).await,

@@ -5,7 +5,7 @@ use forkpoint_core::{
     id::SandboxId,
 };
 
-use super::{container::Container, host::Host, kept::volumes_of};
+use super::{container::Container, host::Host, kept::volumes_of, rollback::stands_aside, volatile};
 
 impl Host {
     pub(super) async fn findings(
@@ -14,7 +14,7 @@ impl Host {
         kind: SnapshotKind,
     ) -> DriverResult<Vec<Finding>> {
         let container = self.container(id).await?;
-        let mut findings = mount_findings(&container);
+        let mut findings = mount_findings(&container, kind);
         for volume in volumes_of(&container) {
             if self.volume_path(&volume.name).await?.is_none() {
                 let text = format!(
@@ -38,7 +38,7 @@ impl Host {
     }
 }
 
-fn mount_findings(container: &Container) -> Vec<Finding> {
+fn mount_findings(container: &Container, kind: SnapshotKind) -> Vec<Finding> {
     let mut findings = Vec::new();
     for mount in container.mounts() {
         let text = |key: &str| mount[key].as_str().unwrap_or_default();
@@ -51,12 +51,9 @@ fn mount_findings(container: &Container) -> Vec<Finding> {
         }
     }
     let host = container.host_config();
-    let tmpfs = host["Tmpfs"].as_object().into_iter().flatten().map(|(place, _)| place.as_str());
-    let mounts = container.mounts().iter().filter(|mount| mount["Type"] == "tmpfs");
-    let mounts = mounts.filter_map(|mount| mount["Destination"].as_str());
-    for place in tmpfs.chain(mounts) {
-        let text = format!("`{place}` is in memory (tmpfs): what is in it is not kept");
-        findings.push(finding(Severity::LeftOut, text));
+    if kind == SnapshotKind::Files {
+        let left_out = volatile::left_out(container).into_iter();
+        findings.extend(left_out.map(|text| finding(Severity::LeftOut, text)));
     }
     if let Some(other) =
         host["NetworkMode"].as_str().and_then(|mode| mode.strip_prefix("container:"))
@@ -65,7 +62,12 @@ fn mount_findings(container: &Container) -> Vec<Finding> {
         findings.push(finding(Severity::Note, text));
     }
     if host["AutoRemove"] == true {
-        let text = "it is removed when it stops (`--rm`): a rollback that fails after that leaves the new one";
+        let text = match stands_aside(container) {
+            true => "it is removed when it stops (`--rm`); its snapshots stay",
+            false => {
+                "it is removed when it stops (`--rm`), and so when it is rolled back: if it cannot be started again then, its snapshots are what is left"
+            }
+        };
         findings.push(finding(Severity::Note, text.to_owned()));
     }
     findings

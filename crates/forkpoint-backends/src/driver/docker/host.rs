@@ -5,6 +5,8 @@
 //!   pauses/CONTAINER  a pause of ours, to be ended by whoever finds it
 //!   rollbacks/SANDBOX how things were before a rollback began
 //!   manifests/…       what an upper directory was when it was sealed
+//!   looks/…           what else there was of a container then
+//!   turns/…           the place in the order, of a snapshot whose image is an earlier one's
 //! ```
 
 use std::{

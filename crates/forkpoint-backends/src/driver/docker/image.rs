@@ -34,11 +34,27 @@ use super::{
 };
 use crate::driver::local::sandbox::read_file;
 
+pub(super) const TURNS: &str = "turns";
+
 /// What an image of ours is to say of itself.
 #[derive(Clone, Debug)]
 pub(super) struct Marked {
     pub(super) snapshot: SnapshotId,
+    /// The how-manieth of its container it is.
+    pub(super) sequence: u64,
     pub(super) labels: Vec<(&'static str, String)>,
+}
+
+/// A snapshot that the engine has an image of. Several may have one and the same.
+#[derive(Clone, Debug)]
+pub(super) struct Sealed {
+    pub(super) snapshot: SnapshotId,
+    pub(super) sequence: u64,
+    pub(super) image: String,
+    /// Of all its layers.
+    pub(super) size: u64,
+    /// How many of them were there before anything was written.
+    pub(super) origin: Option<usize>,
 }
 
 /// A layer as an archive, on the disk without a name.
@@ -54,22 +70,23 @@ impl Host {
         container: &Container,
         marked: &Marked,
     ) -> DriverResult<String> {
-        let (repository, labels) = (label::repository(marked.snapshot), change_of(&marked.labels));
-        let path = format!(
-            "/commit{}",
-            query(&[
-                ("container", container.id()),
-                ("repo", &repository),
-                ("tag", "latest"),
-                ("comment", "a snapshot of forkpoint"),
-                ("pause", "0"),
-                ("changes", &labels),
-            ])
-        );
+        let (repository, changes) =
+            (label::repository(marked.snapshot), changes_of(&marked.labels));
+        let mut pairs = vec![
+            ("container", container.id()),
+            ("repo", &repository),
+            ("tag", "latest"),
+            ("comment", "a snapshot of forkpoint"),
+            ("pause", "0"),
+        ];
+        pairs.extend(changes.iter().map(|change| ("changes", change.as_str())));
+        let path = format!("/commit{}", query(&pairs));
         let request = Request::new("POST", path).json(json!({})).patience(Some(LONG));
         let made = self.engine.ask(request).await.map_err(failed("commit a container"))?;
         match made["Id"].as_str() {
-            Some(id) => Ok(id.to_owned()),
+            Some(id) if id.starts_with("sha256:") => Ok(id.to_owned()),
+            // As Podman says it here, and nowhere else.
+            Some(id) => Ok(format!("sha256:{id}")),
             None => Err(odd("commit a container")),
         }
     }
@@ -149,18 +166,38 @@ impl Host {
         }
     }
 
-    /// Images that were sealed of a container, the last one first.
-    pub(super) async fn images_of(&self, container: &str) -> DriverResult<Vec<Value>> {
+    /// What was sealed of a container, the last one first.
+    pub(super) async fn sealed_of(&self, container: &str) -> DriverResult<Vec<Sealed>> {
         let data = self.data()?;
         let filter = label::filter(&[(label::SOURCE, container), (label::DATA, &data.0)]);
-        let mut images = self.list_images(&filter).await?;
-        let sequence = |image: &Value| -> u64 {
-            label::of(&image["Labels"], label::SEQUENCE)
-                .and_then(|text| text.parse().ok())
-                .unwrap_or(0)
-        };
-        images.sort_by_key(|image| std::cmp::Reverse(sequence(image)));
-        Ok(images)
+        let mut sealed = Vec::new();
+        for image in self.list_images(&filter).await? {
+            let number = |key: &str| label::of(&image["Labels"], key)?.parse().ok();
+            let made = number(label::SEQUENCE).unwrap_or(0);
+            let origin = number(label::ORIGIN).and_then(|origin| usize::try_from(origin).ok());
+            let size = image["Size"].as_u64().unwrap_or(0);
+            for snapshot in label::snapshots_of(&image["RepoTags"], &image["Labels"]) {
+                let sequence = self.turn(snapshot)?.unwrap_or(made);
+                let image = image["Id"].as_str().unwrap_or_default().to_owned();
+                sealed.push(Sealed { snapshot, sequence, image, size, origin });
+            }
+        }
+        sealed.sort_by_key(|one| std::cmp::Reverse(one.sequence));
+        Ok(sealed)
+    }
+
+    /// The how-manieth of its container a snapshot is that has its image from an earlier one: the
+    /// image tells of that one.
+    fn turn(&self, snapshot: SnapshotId) -> DriverResult<Option<u64>> {
+        let note = self.read_note(TURNS, &snapshot.to_string())?;
+        Ok(note.and_then(|text| String::from_utf8(text).ok()?.parse().ok()))
+    }
+
+    /// Makes an image of ours be another snapshot too.
+    pub(super) async fn share(&self, image: &str, marked: &Marked) -> DriverResult<()> {
+        let turn = marked.sequence.to_string();
+        self.write_note(TURNS, &marked.snapshot.to_string(), turn.as_bytes())?;
+        self.retag(image, marked.snapshot).await
     }
 
     pub(super) async fn list_images(&self, filter: &str) -> DriverResult<Vec<Value>> {
@@ -188,11 +225,9 @@ fn file_header(name: &str, len_bytes: u64) -> Vec<u8> {
     Entry { mode: 0o644, len_bytes, ..Entry::new(name.as_bytes(), archive::FILE) }.header()
 }
 
-/// As a line of a Dockerfile.
-fn change_of(labels: &[(&'static str, String)]) -> String {
-    let labels: Vec<String> =
-        labels.iter().map(|(key, value)| format!("{key}={value:?}")).collect();
-    format!("LABEL {}", labels.join(" "))
+/// As lines of a Dockerfile, one for each: Podman takes a line for one label.
+fn changes_of(labels: &[(&'static str, String)]) -> Vec<String> {
+    labels.iter().map(|(key, value)| format!("LABEL {key}={value:?}")).collect()
 }
 
 fn configuration(like: &Value, layers: &[String], config: &Value, marked: &Marked) -> Value {

@@ -46,9 +46,26 @@ pub(super) struct KeptVolume {
     own_bytes: u64,
     #[serde(default)]
     files: u64,
+    /// Where it is on this disk.
+    #[serde(skip)]
+    pub(super) path: Option<PathBuf>,
 }
 
 impl KeptVolume {
+    /// One that the engine has no name for.
+    pub(super) fn at(place: String) -> Self {
+        Self {
+            name: String::new(),
+            places: vec![place],
+            driver: String::new(),
+            layer: None,
+            bytes: 0,
+            own_bytes: 0,
+            files: 0,
+            path: None,
+        }
+    }
+
     pub(super) fn keep_as(&mut self, layer: VolumeLayer) {
         (self.bytes, self.own_bytes, self.files) =
             (layer.size.bytes, layer.own.bytes, layer.size.files);
@@ -61,6 +78,13 @@ impl KeptVolume {
     }
 }
 
+/// What a snapshot keeps of what is mounted in a container.
+#[derive(Debug, Default)]
+pub(super) struct KeptMounts {
+    pub(super) volumes: Vec<KeptVolume>,
+    pub(super) volatile: Vec<KeptVolume>,
+}
+
 /// What is done about volumes when a container goes back: contents that are exchanged, by the volume's
 /// name, and contents that are sent, by the place.
 #[derive(Debug, Default)]
@@ -70,7 +94,7 @@ pub(super) struct Planned {
 }
 
 /// Who a volume is, for the store.
-fn identity(name: &str, path: &Path) -> String {
+pub(super) fn identity(name: &str, path: &Path) -> String {
     format!("{name} at {}", path.display())
 }
 
@@ -97,7 +121,22 @@ impl Host {
         self.engine.find(path).await.map_err(failed("look at a volume"))
     }
 
-    pub(super) async fn keep_volumes(
+    pub(super) async fn keep_mounts(
+        &self,
+        sandbox: SandboxId,
+        container: &Container,
+        snapshot: SnapshotId,
+        volatile: bool,
+    ) -> DriverResult<KeptMounts> {
+        let volumes = self.keep_volumes(container, snapshot).await?;
+        let volatile = match volatile {
+            true => self.keep_volatile(sandbox, container, snapshot, volumes.len()).await?,
+            false => Vec::new(),
+        };
+        Ok(KeptMounts { volumes, volatile })
+    }
+
+    async fn keep_volumes(
         &self,
         container: &Container,
         snapshot: SnapshotId,
@@ -108,6 +147,7 @@ impl Host {
                 self.receive_volume(container, volume, snapshot, number).await?;
                 continue;
             };
+            volume.path = Some(path.clone());
             let (store, name) = (self.volumes()?, volume.name.clone());
             let layer = blocking(move || {
                 let identity = identity(&name, &path);
@@ -279,6 +319,54 @@ impl Host {
         .await
     }
 
+    /// What a volume of a snapshot is called in a container that goes back.
+    fn name_in_place(
+        &self,
+        sandbox: SandboxId,
+        data: &Data,
+        old: Option<&Container>,
+        number: usize,
+    ) -> String {
+        let now = old.map(volumes_of).unwrap_or_default();
+        let volume = &data.volumes[number];
+        let place = volume.places.first();
+        let own = now.iter().find(|own| place.is_some_and(|place| own.places.contains(place)));
+        match (own, old) {
+            (Some(own), _) => own.name.clone(),
+            (None, None) if self.is_of(sandbox, data) => volume.name.clone(),
+            _ => format!("forkpoint-{sandbox}-{number}"),
+        }
+    }
+
+    /// Volumes that have to be made for a container to go back.
+    pub(super) async fn missing_volumes(
+        &self,
+        sandbox: SandboxId,
+        data: &Data,
+        old: Option<&Container>,
+    ) -> DriverResult<Vec<String>> {
+        let mut missing = Vec::new();
+        for number in 0..data.volumes.len() {
+            let name = self.name_in_place(sandbox, data, old, number);
+            if self.inspect_volume(&name).await?.is_none() {
+                missing.push(name);
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Takes volumes away, but for those that a container has.
+    pub(super) async fn remove_unused(&self, names: &[String]) -> DriverResult<()> {
+        for name in names {
+            let request = Request::new("DELETE", format!("/volumes/{}", escape(name)));
+            match self.engine.ask(request).await {
+                Err(err) if err.status() == Some(409) => {}
+                result => super::engine::done(result).map_err(failed("remove a volume"))?,
+            }
+        }
+        Ok(())
+    }
+
     /// Which volumes of a container that goes back get another content. Those that it has now stay its
     /// own, whatever the snapshot was taken of.
     pub(super) async fn plan_volumes(
@@ -288,16 +376,9 @@ impl Host {
         old: Option<&Container>,
         shape: &mut Shape,
     ) -> DriverResult<Planned> {
-        let now = old.map(volumes_of).unwrap_or_default();
         let mut planned = Planned::default();
         for (number, volume) in data.volumes.iter().enumerate() {
-            let place = volume.places.first();
-            let own = now.iter().find(|own| place.is_some_and(|place| own.places.contains(place)));
-            let name = match (own, old) {
-                (Some(own), _) => own.name.clone(),
-                (None, None) if self.is_of(sandbox, data) => volume.name.clone(),
-                _ => format!("forkpoint-{sandbox}-{number}"),
-            };
+            let name = self.name_in_place(sandbox, data, old, number);
             shape.mount(&volume.places, Some(&name));
             if self.is_empty(volume)? {
                 shape.keep_empty(&volume.places);
@@ -377,12 +458,8 @@ impl Host {
             if label::of(&volume["Labels"], label::SANDBOX) != Some(sandbox.to_string().as_str()) {
                 continue;
             }
-            let request = Request::new("DELETE", format!("/volumes/{}", escape(name)));
-            match self.engine.ask(request).await {
-                // Another container has it mounted: whoever shares it keeps it.
-                Err(err) if err.status() == Some(409) => {}
-                result => super::engine::done(result).map_err(failed("remove a volume"))?,
-            }
+            // One that another container has mounted stays: whoever shares it keeps it.
+            self.remove_unused(&[name.to_owned()]).await?;
         }
         Ok(())
     }
@@ -397,12 +474,8 @@ pub(super) fn volumes_of(container: &Container) -> Vec<KeptVolume> {
             Some(volume) => volume.places.push(text("Destination")),
             None => kept.push(KeptVolume {
                 name: text("Name"),
-                places: vec![text("Destination")],
                 driver: text("Driver"),
-                layer: None,
-                bytes: 0,
-                own_bytes: 0,
-                files: 0,
+                ..KeptVolume::at(text("Destination"))
             }),
         }
     }

@@ -28,6 +28,8 @@ pub(super) const SEQUENCE: &str = "forkpoint.sequence";
 pub(super) const OF: &str = "forkpoint.of";
 /// That its first process only waits.
 pub(super) const IDLE: &str = "forkpoint.idle";
+/// Of a container, volumes that nobody named, and that it names only because it was rolled back.
+pub(super) const NAMELESS: &str = "forkpoint.nameless";
 /// Of a volume, where it is mounted.
 pub(super) const VOLUME: &str = "forkpoint.volume";
 
@@ -66,6 +68,25 @@ pub(super) fn repository(snapshot: SnapshotId) -> String {
 
 pub(super) fn tag(snapshot: SnapshotId) -> String {
     format!("forkpoint/{snapshot}:latest")
+}
+
+/// Without the registry that Podman writes in front of every name.
+pub(super) fn plain(tag: &str) -> &str {
+    let local = ["docker.io/", "localhost/"].iter().find_map(|prefix| tag.strip_prefix(prefix));
+    local.unwrap_or(tag)
+}
+
+/// Which snapshots an image of ours is: those that it is named after, or if somebody took the names
+/// away, the one that it was made as.
+pub(super) fn snapshots_of(tags: &Value, labels: &Value) -> Vec<SnapshotId> {
+    let tags = tags.as_array().into_iter().flatten().filter_map(Value::as_str);
+    let named =
+        |tag: &str| plain(tag).strip_prefix("forkpoint/")?.strip_suffix(":latest")?.parse().ok();
+    let named: Vec<SnapshotId> = tags.filter_map(named).collect();
+    match named.is_empty() {
+        true => of(labels, SNAPSHOT).and_then(|text| text.parse().ok()).into_iter().collect(),
+        false => named,
+    }
 }
 
 /// A piece is an image, or whatever else was kept for one snapshot.

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::{
     DRIVER,
-    container::{Container, NEXT, PREVIOUS, name_of},
+    container::{Container, NEXT, name_of},
     engine::{failed, invalid, query},
     host::Host,
     http::{HttpResult, LONG, Request},
@@ -86,6 +86,7 @@ impl Host {
             let choice = spec.attachments.volumes;
             let sends = self.give_volumes(id, &data.volumes, choice, &mut shape).await?;
             let container = self.bring_up(id, spec, shape, (data.processes(), sends)).await?;
+            self.fill_volatile(id, &container, &data).await?;
             self.write_edits(&container, &data).await
         };
         match restored.await {
@@ -177,7 +178,7 @@ impl Host {
     pub(super) async fn adopt(&self, name: &str) -> DriverResult<Adopted> {
         let missing = || DriverError::NativeMissing { driver: DRIVER, name: name.to_owned() };
         let container = self.inspect(name).await?.ok_or_else(missing)?;
-        if container.name().starts_with(NEXT) || container.name().starts_with(PREVIOUS) {
+        if !container.has_its_name() {
             return Err(missing());
         }
         let id = match container.is_labelled(self.data()?) {
@@ -191,9 +192,8 @@ impl Host {
 
     pub(super) async fn status(&self, id: SandboxId) -> DriverResult<Option<SandboxStatus>> {
         let Some(container) = self.find(id).await? else { return Ok(None) };
-        let sealed = self.images_of(container.id()).await?;
-        let sealed = sealed.first().and_then(|image| label::of(&image["Labels"], label::SNAPSHOT));
-        let base = sealed.and_then(|text| text.parse().ok()).or_else(|| container.base());
+        let sealed = self.sealed_of(container.id()).await?;
+        let base = sealed.first().map(|sealed| sealed.snapshot).or_else(|| container.base());
         Ok(Some(SandboxStatus { state: container.state(), base }))
     }
 
@@ -223,6 +223,9 @@ impl Host {
             let Some(container) = listed["Id"].as_str() else { continue };
             self.remove_container(container, true).await?;
             self.drop_note(PAUSES, container)?;
+            let nameless = label::of(&listed["Labels"], label::NAMELESS).unwrap_or_default();
+            let nameless = nameless.split(',').filter(|name| !name.is_empty()).map(str::to_owned);
+            self.remove_unused(&nameless.collect::<Vec<_>>()).await?;
         }
         self.forget_rollback(id)?;
         self.remove_volumes(id).await
@@ -308,8 +311,19 @@ impl Host {
     }
 
     /// Our own, short one; whether it is ours is written down first.
-    pub(super) async fn hold_still(&self, id: SandboxId) -> DriverResult<Container> {
-        let container = self.container(id).await?;
+    pub(super) async fn hold_still(
+        &self,
+        id: SandboxId,
+        seen: Option<&str>,
+    ) -> DriverResult<Container> {
+        let container = match seen {
+            Some(seen) => self.inspect(seen).await?.filter(Container::has_its_name),
+            None => None,
+        };
+        let container = match container {
+            Some(container) => container,
+            None => self.container(id).await?,
+        };
         if container.state() != SandboxState::Running {
             return Ok(container);
         }
@@ -326,6 +340,19 @@ impl Host {
                 }
             }
         }
+    }
+
+    /// One that was just made: whoever finds it destroys it. Whether it stands still because of this.
+    pub(super) async fn hold_container(&self, container: &Container) -> DriverResult<bool> {
+        match self.switch(container, "pause", &[]).await {
+            Ok(()) => Ok(true),
+            Err(err) if matches!(err.status(), Some(404 | 409)) => Ok(false),
+            Err(err) => Err(failed("pause a container")(err)),
+        }
+    }
+
+    pub(super) async fn release_container(&self, container: &Container) -> DriverResult<()> {
+        self.unpause(container).await
     }
 
     /// Ends our own pause, if it is one.

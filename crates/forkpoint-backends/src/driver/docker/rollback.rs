@@ -6,7 +6,9 @@
 //! ```
 //!
 //! The old container stays until the new one has its name. Before that moment everything is undone, by
-//! us or by whoever finds the note; after it, what is left is only to be cleared away.
+//! us or by whoever finds the note; after it, what is left is only to be cleared away. One that would be
+//! gone when it stops (`--rm`) is not stopped: it stands still, outside of its networks, so that the
+//! new one can have its addresses and ports.
 
 use forkpoint_core::{
     driver::{Artifact, DriverResult, SandboxState},
@@ -18,7 +20,7 @@ use serde_json::{Value, json};
 
 use super::{
     container::{Container, NEXT, PREVIOUS, name_of},
-    engine::{failed, query},
+    engine::{escape, failed, query},
     host::Host,
     http::Request,
     label,
@@ -40,6 +42,26 @@ struct Note {
     /// Volumes whose content is exchanged.
     #[serde(default)]
     volumes: Vec<String>,
+    /// Volumes that were made for the new one.
+    #[serde(default)]
+    made: Vec<String>,
+    /// Volumes of the old one that nobody named: they go with it, unless the new one has them.
+    #[serde(default)]
+    nameless: Vec<String>,
+    /// The old one was not stopped, and these are the networks that it was in.
+    #[serde(default)]
+    aside: Option<Vec<(String, Value)>>,
+}
+
+/// Whether a container is better not stopped, because it would be gone. In the network of the host or of
+/// another it would keep its ports.
+pub(super) fn stands_aside(container: &Container) -> bool {
+    let host = container.host_config();
+    let mode = host["NetworkMode"].as_str().unwrap_or_default();
+    host["AutoRemove"] == true
+        && container.state() != SandboxState::Stopped
+        && mode != "host"
+        && !mode.starts_with("container:")
 }
 
 impl Host {
@@ -94,6 +116,9 @@ impl Host {
             was_running: old.is_some_and(|old| old.state() != SandboxState::Stopped),
             was_paused: old.is_some_and(|old| old.state() == SandboxState::Paused),
             volumes: Vec::new(),
+            made: Vec::new(),
+            nameless: old.map(nameless_of).unwrap_or_default(),
+            aside: None,
         }
     }
 
@@ -122,7 +147,15 @@ impl Host {
         if adopted {
             shape.label(label::ADOPTED, "true");
         }
+        let missing = self.missing_volumes(id, data, old).await?;
+        if !missing.is_empty() {
+            note.made = missing;
+            self.write_down(id, note)?;
+        }
         let volumes = self.plan_volumes(id, data, old, &mut shape).await?;
+        let nameless = note.nameless.iter().filter(|name| shape.has_volume(name));
+        let nameless: Vec<&str> = nameless.map(String::as_str).collect();
+        shape.label(label::NAMELESS, &nameless.join(","));
         let next = format!("{NEXT}{id}");
         let asked = shape.host_ports();
         let instead_of = old.map(Container::id);
@@ -135,13 +168,16 @@ impl Host {
             sends: volumes.sends.clone(),
         };
         let container = self.prepare(&mut making).await?;
-        if let Some(old) = old {
-            self.stop_container(old).await?;
+        match old {
+            Some(old) if stands_aside(old) => self.set_aside(id, old, note).await?,
+            Some(old) => self.stop_container(old).await?,
+            None => {}
         }
         note.volumes = self.swap_names(&volumes.swaps).await?;
         self.write_down(id, note)?;
         self.exchange_volumes(&volumes.swaps).await?;
         let container = self.launch(&mut making, container).await?;
+        self.fill_volatile(id, &container, data).await?;
         self.tell_ports(id, &asked, &container).await?;
         if let Some(old) = old
             && self.inspect(old.id()).await?.is_some()
@@ -150,6 +186,37 @@ impl Host {
         }
         self.rename(&container, &note.name).await?;
         Ok(container)
+    }
+
+    /// It stands still, and nothing that it had is in the way of another.
+    async fn set_aside(&self, id: SandboxId, old: &Container, note: &mut Note) -> DriverResult<()> {
+        let networks = old.networks().filter(|(name, _)| *name != "none");
+        let networks: Vec<(String, Value)> =
+            networks.map(|(name, told)| (name.clone(), shape::endpoint(told, old.id()))).collect();
+        note.aside = Some(networks.clone());
+        self.write_down(id, note)?;
+        if old.state() == SandboxState::Running {
+            self.hold_container(old).await?;
+        }
+        for (name, _) in networks {
+            let path = format!("/networks/{}/disconnect", escape(&name));
+            let left = self.engine.post(path, json!({ "Container": old.id() })).await;
+            left.map_err(failed("leave a network"))?;
+        }
+        Ok(())
+    }
+
+    /// Back among the others.
+    async fn bring_in(&self, now: &Container, networks: &[(String, Value)]) -> DriverResult<()> {
+        for (name, endpoint) in networks {
+            if now.networks().any(|(there, _)| there == name) {
+                continue;
+            }
+            let path = format!("/networks/{}/connect", escape(name));
+            let body = json!({ "Container": now.id(), "EndpointConfig": endpoint });
+            self.engine.post(path, body).await.map_err(failed("join a network"))?;
+        }
+        Ok(())
     }
 
     /// What it was then, with who it is now.
@@ -208,12 +275,14 @@ impl Host {
             true => {
                 self.settle_volumes(note.volumes.clone(), true).await?;
                 self.remove_old(id, &note).await?;
+                self.remove_unused(&note.nameless).await?;
             }
             false => {
                 if let Some(next) = next {
                     self.remove_container(&id_of(next), true).await?;
                 }
                 self.settle_volumes(note.volumes.clone(), false).await?;
+                self.remove_unused(&note.made).await?;
                 self.bring_back(&note).await?;
             }
         }
@@ -225,7 +294,7 @@ impl Host {
         let Some(old) = &note.old else { return Ok(()) };
         match self.inspect(old).await? {
             Some(old) if old.name() == format!("{PREVIOUS}{id}") => {
-                self.remove_container(old.id(), false).await
+                self.remove_container(old.id(), true).await
             }
             _ => Ok(()),
         }
@@ -237,6 +306,14 @@ impl Host {
         let Some(now) = self.inspect(old).await? else { return Ok(()) };
         if now.name() != note.name {
             self.rename(old, &note.name).await?;
+        }
+        if let Some(networks) = &note.aside
+            && now.state() != SandboxState::Stopped
+        {
+            self.bring_in(&now, networks).await?;
+            if now.state() == SandboxState::Paused && !note.was_paused {
+                self.release_container(&now).await?;
+            }
         }
         if note.was_running && now.state() == SandboxState::Stopped {
             self.start_container(old).await.map_err(failed("start a container"))?;
@@ -252,6 +329,27 @@ impl Host {
     pub(super) fn forget_rollback(&self, id: SandboxId) -> DriverResult<()> {
         self.drop_note(NOTES, &id.to_string())
     }
+}
+
+/// Volumes that the engine made for a container because nobody named one, or that such a one had before
+/// it was rolled back: since then the container names them.
+fn nameless_of(container: &Container) -> Vec<String> {
+    let host = container.host_config();
+    let binds = host["Binds"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let binds: Vec<&str> = binds.filter_map(|bind| bind.split(':').next()).collect();
+    let mounts = host["Mounts"].as_array().into_iter().flatten();
+    let mounts: Vec<&str> = mounts.filter_map(|mount| mount["Source"].as_str()).collect();
+    let from_others = host["VolumesFrom"].as_array().is_some_and(|from| !from.is_empty());
+    let carried = container.label(label::NAMELESS).unwrap_or_default();
+    let carried: Vec<&str> = carried.split(',').collect();
+    let volumes = container.mounts().iter().filter(|mount| mount["Type"] == "volume");
+    let names = volumes.filter_map(|mount| mount["Name"].as_str());
+    let is_nameless = |name: &&str| {
+        carried.contains(name)
+            // Another container's, which that one names or not.
+            || !from_others && !binds.contains(name) && !mounts.contains(name)
+    };
+    names.filter(is_nameless).map(str::to_owned).collect()
 }
 
 /// Whoever it is now, it stays: its name, its place in networks, its ports.

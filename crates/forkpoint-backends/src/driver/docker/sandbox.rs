@@ -13,12 +13,14 @@ use forkpoint_core::{
     path::SandboxPath,
 };
 
-use super::{container::Container, host::Host};
+use super::{container::Container, host::Host, seal::Wanted};
 
 #[derive(Debug)]
 pub(super) struct DockerSandbox {
     pub(super) host: Arc<Host>,
     pub(super) id: SandboxId,
+    /// The container that it was a moment ago, which saves looking for it.
+    pub(super) seen: Option<String>,
 }
 
 #[async_trait]
@@ -53,8 +55,9 @@ impl Sandbox for DockerSandbox {
     }
 
     async fn pause(&self, _kind: SnapshotKind) -> DriverResult<Box<dyn PausedSandbox>> {
-        let container = self.host.hold_still(self.id).await?;
-        Ok(Box::new(PausedContainer { host: Arc::clone(&self.host), id: self.id, container }))
+        let container = self.host.hold_still(self.id, self.seen.as_deref()).await?;
+        let host = Arc::clone(&self.host);
+        Ok(Box::new(PausedContainer { host, id: self.id, container, volatile: false }))
     }
 }
 
@@ -63,12 +66,25 @@ struct PausedContainer {
     host: Arc<Host>,
     id: SandboxId,
     container: Container,
+    /// Whether a seal keeps what is in memory too.
+    volatile: bool,
 }
 
 #[async_trait]
 impl PausedSandbox for PausedContainer {
     async fn seal(&mut self, snapshot: SnapshotId, kind: SnapshotKind) -> DriverResult<Artifact> {
-        self.host.seal(self.id, snapshot, kind).await
+        let wanted = Wanted { snapshot, kind, volatile: self.volatile };
+        self.host.seal(self.id, &self.container, wanted).await
+    }
+
+    async fn include_volatile(&mut self) -> DriverResult<()> {
+        self.host.expect_volatile(&self.container)?;
+        self.volatile = true;
+        Ok(())
+    }
+
+    async fn is_unchanged(&mut self, since: SnapshotId) -> DriverResult<bool> {
+        self.host.is_unchanged(self.id, since).await
     }
 
     async fn resume(self: Box<Self>) -> DriverResult<()> {

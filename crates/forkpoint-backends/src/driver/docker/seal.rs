@@ -13,12 +13,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
+    DRIVER,
     checkpoint::KeptProcesses,
     container::{Container, Graph},
     exact,
     host::{Host, blocking, layer_error},
-    image::Marked,
-    kept::KeptVolume,
+    image::{Marked, Sealed},
+    kept::{KeptMounts, KeptVolume},
     label,
 };
 use crate::{
@@ -49,6 +50,9 @@ pub(super) struct Data {
     pub(super) hostname: Option<String>,
     #[serde(default)]
     pub(super) volumes: Vec<KeptVolume>,
+    /// What was in memory alone.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) volatile: Vec<KeptVolume>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) processes: Option<KeptProcesses>,
 }
@@ -75,12 +79,14 @@ impl Data {
             resolv: None,
             hostname: None,
             volumes: Vec::new(),
+            volatile: Vec::new(),
             processes: None,
         }
     }
 
     pub(super) fn layers(&self) -> Vec<LayerName> {
-        let volumes = self.volumes.iter().filter_map(|volume| volume.layer.clone());
+        let mounts = self.volumes.iter().chain(&self.volatile);
+        let volumes = mounts.filter_map(|volume| volume.layer.clone());
         volumes.chain(self.processes()).collect()
     }
 
@@ -94,6 +100,15 @@ impl Data {
     }
 }
 
+/// What is to be sealed, as what.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wanted {
+    pub(super) snapshot: SnapshotId,
+    pub(super) kind: SnapshotKind,
+    /// With what is in memory alone.
+    pub(super) volatile: bool,
+}
+
 /// An image that was made, and what is known of it.
 struct Made {
     image: String,
@@ -102,18 +117,20 @@ struct Made {
     own_bytes: u64,
     files: u64,
     state: Option<UpperState>,
+    /// It is an earlier snapshot's, and is yet to be named after this one.
+    shared: bool,
 }
 
 /// What the files of a container are on this disk.
-struct Near {
-    upper: PathBuf,
+pub(super) struct Near {
+    pub(super) upper: PathBuf,
     graph: Graph,
     mapped: Vec<PathBuf>,
 }
 
 impl Host {
     /// The files of a container, if they are in reach and in a form that we know.
-    fn near(&self, container: &Container) -> Option<Near> {
+    pub(super) fn near(&self, container: &Container) -> Option<Near> {
         let graph = self.reachable(&container.graph())?;
         let upper = graph.upper.clone()?;
         let mapped = mapped_files(container.id());
@@ -136,31 +153,51 @@ impl Host {
     pub(super) async fn seal(
         &self,
         sandbox: SandboxId,
-        snapshot: SnapshotId,
-        kind: SnapshotKind,
+        container: &Container,
+        wanted: Wanted,
     ) -> DriverResult<Artifact> {
-        self.can_seal(sandbox, kind).await?;
-        let container = self.container(sandbox).await?;
-        let earlier = self.images_of(container.id()).await?;
-        let origin = self.origin_of(&container).await?;
-        let marked = self.marks(sandbox, snapshot, &container, &earlier, origin)?;
+        let Wanted { snapshot, kind, volatile } = wanted;
+        let earlier = self.sealed_of(container.id()).await?;
+        let origin = self.origin_of(container, &earlier).await?;
+        let marked = self.marks(sandbox, snapshot, container, &earlier, origin)?;
         let processes = match kind {
             SnapshotKind::Files => None,
-            SnapshotKind::Full => Some(self.keep_processes(&container, snapshot).await?),
+            SnapshotKind::Full => {
+                self.can_seal(sandbox, kind).await?;
+                Some(self.keep_processes(container, snapshot).await?)
+            }
         };
-        let volumes = self.keep_volumes(&container, snapshot).await?;
-        let made = self.make_image(sandbox, &container, &earlier, origin, &marked).await;
-        let made = match made {
-            Ok(made) => made,
-            Err(err) => {
+        let volatile = volatile && kind == SnapshotKind::Files;
+        let (kept, made) = futures::join!(
+            self.keep_mounts(sandbox, container, snapshot, volatile),
+            self.make_image(sandbox, container, &earlier, origin, &marked)
+        );
+        let (kept, made) = match (kept, made) {
+            (Ok(kept), Ok(made)) => (kept, made),
+            (Err(err), _) | (_, Err(err)) => {
                 self.unseal(snapshot).await?;
-                return Err(err);
+                // Somebody may have removed it since it was looked at.
+                return Err(match self.inspect(container.id()).await? {
+                    Some(_) => err,
+                    None => DriverError::SandboxMissing { driver: DRIVER, id: sandbox },
+                });
             }
         };
         if let Some(state) = &made.state {
             self.keep_manifest(snapshot, &state.manifest)?;
+            self.keep_look(snapshot, container, &kept.volumes)?;
         }
-        let artifact = self.artifact(snapshot, container, made, origin, volumes)?;
+        if made.shared {
+            // All that can change is kept: the container goes on while the engine writes a name. If that
+            // fails now, whoever resumes tries again.
+            let (shared, _) =
+                futures::join!(self.share(&made.image, &marked), self.let_go(container));
+            if let Err(err) = shared {
+                self.unseal(snapshot).await?;
+                return Err(err);
+            }
+        }
+        let artifact = self.artifact(snapshot, container.clone(), made, origin, kept)?;
         Ok(match processes {
             Some(processes) => processes.added_to(artifact),
             None => artifact,
@@ -172,11 +209,10 @@ impl Host {
         sandbox: SandboxId,
         snapshot: SnapshotId,
         container: &Container,
-        earlier: &[Value],
+        earlier: &[Sealed],
         origin: usize,
     ) -> DriverResult<Marked> {
-        let last = earlier.first().and_then(|image| label::of(&image["Labels"], label::SEQUENCE));
-        let sequence = last.and_then(|text| text.parse::<u64>().ok()).unwrap_or(0) + 1;
+        let sequence = earlier.first().map_or(0, |last| last.sequence) + 1;
         let labels = vec![
             (label::DATA, self.data()?.0.clone()),
             (label::SNAPSHOT, snapshot.to_string()),
@@ -189,11 +225,12 @@ impl Host {
             (label::ADOPTED, String::new()),
             (label::HOSTNAME, String::new()),
         ];
-        Ok(Marked { snapshot, labels })
+        Ok(Marked { snapshot, sequence, labels })
     }
 
-    async fn origin_of(&self, container: &Container) -> DriverResult<usize> {
-        if let Some(known) = container.label(label::ORIGIN).and_then(|text| text.parse().ok()) {
+    async fn origin_of(&self, container: &Container, earlier: &[Sealed]) -> DriverResult<usize> {
+        let known = container.label(label::ORIGIN).and_then(|text| text.parse().ok());
+        if let Some(known) = known.or_else(|| earlier.iter().find_map(|sealed| sealed.origin)) {
             return Ok(known);
         }
         let image = self.inspect_image(container.image()).await?;
@@ -204,7 +241,7 @@ impl Host {
         &self,
         sandbox: SandboxId,
         container: &Container,
-        earlier: &[Value],
+        earlier: &[Sealed],
         origin: usize,
         marked: &Marked,
     ) -> DriverResult<Made> {
@@ -216,8 +253,14 @@ impl Host {
         if near.graph.lowers.len() >= self.layers_max.max(origin + 2) {
             return self.flattened(sandbox, container, &near, origin, marked).await;
         }
-        if let Some((below, manifest)) = self.last_sealed(earlier).await? {
+        if let Some((last, manifest)) = self.last_sealed(earlier)? {
             let state = describe(&near, Some(&manifest)).await?;
+            if !state.changed && self.has_root_of(last.snapshot, &near.upper)? {
+                let (image, size) = (last.image.clone(), last.size);
+                let (own_bytes, files, state) = (0, 0, Some(state));
+                return Ok(Made { image, size, own_bytes, files, state, shared: true });
+            }
+            let below = self.inspect_image(&last.image).await?.unwrap_or_default();
             let worth = state.changed_bytes <= SMALL || state.changed_bytes * 3 < state.len_bytes;
             if worth && layers_of(&below) < self.layers_max {
                 return self.incremental(container, &near, &below, manifest, marked, state).await;
@@ -227,15 +270,13 @@ impl Host {
     }
 
     /// The image that was sealed last of a container, with what its files were then.
-    async fn last_sealed(&self, earlier: &[Value]) -> DriverResult<Option<(Value, Manifest)>> {
-        for image in earlier {
-            let snapshot =
-                label::of(&image["Labels"], label::SNAPSHOT).and_then(|text| text.parse().ok());
-            let Some(snapshot) = snapshot else { continue };
-            let Some(manifest) = self.manifest(snapshot)? else { continue };
-            let id = image["Id"].as_str().unwrap_or_default();
-            if let Some(image) = self.inspect_image(id).await? {
-                return Ok(Some((image, manifest)));
+    fn last_sealed<'a>(
+        &self,
+        earlier: &'a [Sealed],
+    ) -> DriverResult<Option<(&'a Sealed, Manifest)>> {
+        for sealed in earlier {
+            if let Some(manifest) = self.manifest(sealed.snapshot)? {
+                return Ok(Some((sealed, manifest)));
             }
         }
         Ok(None)
@@ -371,7 +412,14 @@ impl Host {
         })
         .await?;
         let whole = told["Size"].as_u64().unwrap_or(0);
-        Ok(Made { image, size: whole, own_bytes: size.bytes, files: size.files, state })
+        Ok(Made {
+            image,
+            size: whole,
+            own_bytes: size.bytes,
+            files: size.files,
+            state,
+            shared: false,
+        })
     }
 
     async fn measured(
@@ -385,7 +433,8 @@ impl Host {
         let below = below.and_then(|image| image["Size"].as_u64()).unwrap_or(0);
         let size = told["Size"].as_u64().unwrap_or(0);
         let files = state.as_ref().map_or(0, |state| state.manifest.entry_count() as u64);
-        Ok(Made { image, size, own_bytes: size.saturating_sub(below), files, state })
+        let own_bytes = size.saturating_sub(below);
+        Ok(Made { image, size, own_bytes, files, state, shared: false })
     }
 
     fn artifact(
@@ -394,16 +443,17 @@ impl Host {
         container: Container,
         made: Made,
         origin: usize,
-        volumes: Vec<KeptVolume>,
+        KeptMounts { volumes, volatile }: KeptMounts,
     ) -> DriverResult<Artifact> {
         let name = PieceName(label::piece(self.data()?, snapshot));
         let mut pieces = vec![Piece { name, over: None, bytes: made.own_bytes }];
-        pieces.extend(volumes.iter().filter_map(KeptVolume::piece));
-        let in_volumes: u64 = volumes.iter().map(|volume| volume.bytes).sum();
+        let mounts = || volumes.iter().chain(&volatile);
+        pieces.extend(mounts().filter_map(KeptVolume::piece));
+        let in_volumes: u64 = mounts().map(|volume| volume.bytes).sum();
         let own_bytes = pieces.iter().map(|piece| piece.bytes).sum();
         let (hosts, resolv, hostname) = self.edited(&container);
         let known = Data::of_image(made.image, origin, container);
-        let data = Data { hosts, resolv, hostname, volumes, ..known };
+        let data = Data { hosts, resolv, hostname, volumes, volatile, ..known };
         let data = serde_json::to_value(data)
             .map_err(|err| DriverError::Damaged { snapshot, reason: err.to_string() })?;
         Ok(Artifact {
@@ -425,7 +475,7 @@ impl Host {
         manifest.save(&path).map_err(layer_error("keep what files were"))
     }
 
-    fn manifest(&self, snapshot: SnapshotId) -> DriverResult<Option<Manifest>> {
+    pub(super) fn manifest(&self, snapshot: SnapshotId) -> DriverResult<Option<Manifest>> {
         let path = self.place("manifests")?.join(snapshot.to_string());
         // One that is damaged, as after a power cut, costs a longer seal.
         Ok(Manifest::load(&path).unwrap_or_default())
@@ -451,7 +501,7 @@ impl Host {
     }
 }
 
-async fn describe(near: &Near, since: Option<&Manifest>) -> DriverResult<UpperState> {
+pub(super) async fn describe(near: &Near, since: Option<&Manifest>) -> DriverResult<UpperState> {
     let (upper, mapped, since) = (near.upper.clone(), near.mapped.clone(), since.cloned());
     blocking(move || {
         let spec = CaptureSpec { upper: &upper, since: since.as_ref(), mapped: &mapped };

@@ -284,6 +284,12 @@ impl Shape {
         }
     }
 
+    /// Whether a volume is mounted anywhere.
+    pub(super) fn has_volume(&self, name: &str) -> bool {
+        let binds = self.body["HostConfig"]["Binds"].as_array().into_iter().flatten();
+        binds.filter_map(Value::as_str).any(|bind| bind.split(':').next() == Some(name))
+    }
+
     /// An engine fills a volume that holds nothing from the image, unless it is told not to.
     pub(super) fn keep_empty(&mut self, places: &[String]) {
         let Some(binds) = self.host()["Binds"].as_array_mut() else { return };
@@ -347,7 +353,7 @@ fn first_network(from: &Container, mode: &str) -> Option<String> {
 }
 
 /// What was asked for, without what the engine gave.
-fn endpoint(told: &Value, container: &str) -> Value {
+pub(super) fn endpoint(told: &Value, container: &str) -> Value {
     let aliases = told["Aliases"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let aliases: Vec<&str> =
         aliases.filter(|alias| !(alias.len() >= 12 && container.starts_with(alias))).collect();

@@ -95,7 +95,7 @@ impl Host {
         layers: Vec<ByteStream>,
     ) -> DriverResult<()> {
         let mut layers = layers.into_iter();
-        for volume in &mut data.volumes {
+        for volume in data.volumes.iter_mut().chain(&mut data.volatile) {
             let Some(was) = volume.layer.take() else { continue };
             if let Some(archive) = layers.next() {
                 volume.keep_as(self.unpack_layer(snapshot, &was, archive).await?);
@@ -127,7 +127,7 @@ impl Host {
             (label::SANDBOX, String::new()),
             (label::SOURCE, String::new()),
         ];
-        let image = self.relabel(&came, &Marked { snapshot, labels }).await?;
+        let image = self.relabel(&came, &Marked { snapshot, sequence: 0, labels }).await?;
         if !has_names(&came) {
             self.remove_image(&data.image).await?;
         }
@@ -136,7 +136,8 @@ impl Host {
         let name = PieceName(label::piece(self.data()?, snapshot));
         let bytes = came["Size"].as_u64().unwrap_or(0);
         let mut pieces = vec![Piece { name, over: None, bytes }];
-        pieces.extend(data.volumes.iter().filter_map(KeptVolume::piece));
+        let mounts = data.volumes.iter().chain(&data.volatile);
+        pieces.extend(mounts.filter_map(KeptVolume::piece));
         pieces.extend(data.processes.as_ref().map(KeptProcesses::piece));
         let own_bytes = pieces.iter().map(|piece| piece.bytes).sum();
         Ok(Artifact {

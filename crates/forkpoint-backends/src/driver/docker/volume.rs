@@ -22,6 +22,7 @@ use forkpoint_core::{
 
 use crate::layer::{
     Layer, LayerError, LayerName, LayerResult, LayerSize, LayerStore, WholeSpec, describe_tree,
+    is_as_described,
 };
 
 mod exchange;
@@ -143,6 +144,18 @@ impl VolumeStore {
             }
         }
         Ok(None)
+    }
+
+    /// Whether a volume is still what was kept as a layer, but for its root. Nothing may write to it.
+    pub fn is_as_kept(&self, layer: &LayerName, volume: &str, path: &Path) -> LayerResult<bool> {
+        self.expect_settled(volume)?;
+        let Ok(kept) = self.layers.layer(layer) else { return Ok(false) };
+        match self.notes.read(volume, layer)? {
+            Some(note) if note.fits(path, kept.record().synced) => {
+                is_as_described(path, &note.manifest)
+            }
+            _ => Ok(false),
+        }
     }
 
     fn newest_of(&self, volume: &str) -> LayerResult<Option<Layer>> {

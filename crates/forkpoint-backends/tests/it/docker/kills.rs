@@ -8,8 +8,9 @@ use forkpoint_core::{
     spec::SandboxSpec,
 };
 
+use forkpoint_testkit::docker::{Cut, Proxy};
+
 use super::{
-    proxy::{Cut, Proxy},
     runtime,
     scene::{Scene, new_id, shell, told, try_seal},
     spec, unique,
@@ -48,7 +49,7 @@ impl Attack {
         let directory = tempfile::TempDir::new().unwrap();
         for count in 0..REQUESTS_MAX {
             let engine = self.scene.machine.engine.socket();
-            let proxy = Proxy::new(directory.path(), engine, count, cut);
+            let proxy = Proxy::cutting(directory.path(), engine, count, cut);
             let driver = self.scene.machine.docker_through(&proxy.path);
             let succeeded = run(&driver).await;
             after(succeeded).await;

@@ -98,3 +98,14 @@ fn what_is_no_storage_is_told() {
     let run = dock.ok(&["import-legacy", empty.to_str().expect("a path")]);
     assert!(run.stderr.contains("took over 0 snapshots"), "{run:?}");
 }
+
+#[test]
+fn an_engine_that_cannot_be_found_is_told() {
+    let dock = Dock::new();
+    let storage = dock.home.path().join("snapshots");
+    fs::create_dir_all(storage.join("metadata")).expect("a directory");
+    let mut command = dock.home.command(["import-legacy", storage.to_str().expect("a path")]);
+    let output = command.env("DOCKER_HOST", "ssh://somewhere").output().expect("the binary starts");
+    let run = crate::harness::Run::of(output);
+    assert!(run.code == Some(2) && run.stderr.contains("`ssh://` is not spoken here"), "{run:?}");
+}

@@ -147,3 +147,37 @@ fn what_would_be_left_out_is_told() {
     assert!(told.contains("note: `/here` is `") && told.contains("mounted again"), "{told}");
     assert!(told.contains("`/scratch` is in memory (tmpfs)"), "{told}");
 }
+
+/// What bash offers, which takes a colon for the end of a word.
+fn offered(dock: &Dock, line: &str, words: &[&str]) -> Vec<String> {
+    let script = dock.home.path().join("completion.bash");
+    std::fs::write(&script, dock.ok(&["completions", "bash"]).stdout).expect("the script");
+    let ask = r#"source "$1"; COMP_LINE="$2"; COMP_POINT=${#COMP_LINE}; shift 2
+        COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+        _forkpoint_with_names "$1" "${@: -1}" "${@: -2:1}"
+        printf '%s\n' "${COMPREPLY[@]}""#;
+    let mut bash = std::process::Command::new("bash");
+    bash.args(["-c", ask, "bash"]).arg(script).arg(line).arg(env!("CARGO_BIN_EXE_forkpoint"));
+    bash.args(words).env("FORKPOINT_DATA_DIR", dock.home.path().join("data"));
+    bash.env("DOCKER_HOST", dock.engine.host()).env_remove("FORKPOINT_CONFIG");
+    let run = crate::harness::Run::of(bash.output().expect("bash runs"));
+    assert_eq!(run.stderr, "", "{line}");
+    run.stdout.lines().map(str::to_owned).collect()
+}
+
+#[test]
+fn names_of_containers_are_completed() {
+    let dock = Dock::new();
+    dock.start("web", &[]);
+    dock.start("work", &[]);
+    let ask = |typed: &str| dock.ok(&["__complete", "--", "snapshot", typed]).stdout;
+    let (web, work) = (dock.reference("web"), dock.reference("work"));
+    assert_eq!(ask(&dock.reference("w")), format!("{web}\n{work}\n"));
+    assert!(ask("do").contains(&web), "the word itself is not typed yet");
+    assert_eq!(ask("nothing"), "");
+    let typed = dock.reference("we");
+    let line = format!("forkpoint exec {typed}");
+    let words = ["exec", "docker", ":", &dock.name("we")];
+    assert_eq!(offered(&dock, &line, &words), [dock.name("web")]);
+    assert_eq!(offered(&dock, &line, &["exec", &typed]), [dock.name("web")]);
+}
