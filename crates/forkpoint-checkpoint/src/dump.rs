@@ -323,7 +323,7 @@ fn open_and_start(
     held.open(reins)?;
     let mut all = Vec::with_capacity(held.tasks.len());
     for index in 0..held.tasks.len() {
-        let questions = Questions::new(held, index, &draft.alive, uffd && index == 0)?;
+        let questions = Questions::new(held, index, draft, uffd && index == 0)?;
         held.start(index, questions.script())?;
         all.push(questions);
     }

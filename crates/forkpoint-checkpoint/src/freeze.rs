@@ -42,7 +42,8 @@ impl Tree {
     }
 
     /// Pipes to somebody outside are a client's, who comes and goes: brought back, such a pipe has nobody
-    /// at its other end. What is read from it ends, and what is written to it goes nowhere.
+    /// at its other end. What is read from it ends, and what is written to it goes nowhere. Programs of such a tree
+    /// cannot make a userfaultfd: one that a process has is ours, left by who died at a capture, and is closed.
     #[must_use]
     pub fn with_clients(self) -> Self {
         Self { clients: true, ..self }

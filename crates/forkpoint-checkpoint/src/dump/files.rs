@@ -36,6 +36,7 @@ use crate::{
 const DELETED_MAX: u64 = 64 << 20;
 const KEPT_FLAGS: i32 = !(libc::O_CLOEXEC | libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
 
+const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
 const TERMINAL: &str =
     "who looks at it is not captured; run it in `tmux`, or end that session first";
 
@@ -104,6 +105,10 @@ impl Files {
         for number in numbers {
             let fd = pidfd_getfd(&held.pidfd, number, PidfdGetfdFlags::empty())?;
             let stat = fstat(&fd)?;
+            if self.clients && link(&format!("/proc/{pid}/fd/{number}"))? == USERFAULTFD {
+                draft.left.push(number);
+                continue;
+            }
             let info = FdInfo::of(pid, number)?;
             let close_on_exec = info.flags()? & libc::O_CLOEXEC != 0;
             let known = self.find(&stat, (pid, number))?;

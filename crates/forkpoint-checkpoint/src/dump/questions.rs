@@ -2,6 +2,7 @@
 
 use std::io;
 
+use super::task::Draft;
 use crate::{
     coverage::{Findings, Whose},
     freeze::Held,
@@ -45,9 +46,10 @@ impl Questions {
     pub(super) fn new(
         held: &Held,
         index: usize,
-        alive: &Alive,
+        draft: &Draft,
         userfaultfd: bool,
     ) -> io::Result<Self> {
+        let alive = &draft.alive;
         let data = if index == 0 { (8 << 10) + 64 * alive.posix_timers.len() } else { 512 };
         let mut script = held.script(index, data);
         let prctl = |script: &mut Script, args: &[u64]| script.call(libc::SYS_prctl, args);
@@ -60,7 +62,12 @@ impl Questions {
         let securebits = prctl(&mut script, &[libc::PR_GET_SECUREBITS as u64]);
         let timer_slack = prctl(&mut script, &[libc::PR_GET_TIMERSLACK as u64]);
         let process = match index {
-            0 => Some(ProcessQuestions::add(&mut script, alive, userfaultfd)?),
+            0 => {
+                for number in &draft.left {
+                    script.call(libc::SYS_close, &[*number as u64]);
+                }
+                Some(ProcessQuestions::add(&mut script, alive, userfaultfd)?)
+            }
             _ => None,
         };
         // For the way back, should we die.

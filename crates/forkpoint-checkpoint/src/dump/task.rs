@@ -51,6 +51,8 @@ pub(crate) struct Draft {
     pub(crate) session: i32,
     pub(crate) alive: Alive,
     pub(crate) reins: Option<Reins>,
+    /// Descriptors that somebody of ours had it make, who died before they were closed.
+    pub(crate) left: Vec<i32>,
 }
 
 /// All that can be read from outside. Threads are in the order of `held.tasks`.
@@ -111,6 +113,7 @@ pub(super) fn look(held: &mut Held, common: &Common, findings: &mut Findings) ->
         session: status.last("NSsid")?,
         alive,
         reins,
+        left: Vec::new(),
     })
 }
 

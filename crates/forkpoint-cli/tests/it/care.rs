@@ -113,10 +113,12 @@ fn validate_tells_what_a_snapshot_leaves_out() {
     assert!(messages.iter().any(|text| text.contains("(sleep)")), "{report}");
     assert!(messages.iter().any(|text| text.contains("deleted (/srv/gone)")), "{report}");
     assert_eq!(report["can"], json!(true));
+    let full = home.ok(["validate", "web", "--full"]).stdout;
+    assert!(full.starts_with("yes: a full snapshot"), "{full}");
+    home.ok(["stop", "web"]);
     let full = home.run(["validate", "web", "--full"]);
     assert_eq!(full.code, Some(1), "{full:?}");
-    assert!(full.stdout.starts_with("no: "), "{full:?}");
-    home.ok(["stop", "web"]);
+    assert!(full.stdout.starts_with("no: a full snapshot"), "{full:?}");
     assert!(home.ok(["validate", "web"]).stdout.contains("note: it is stopped"));
     assert_eq!(home.run(["validate", "wbe"]).code, Some(3));
     let state: &Value = &report["sandbox"]["state"];

@@ -125,9 +125,10 @@ fn values_that_cannot_be() {
 #[test]
 fn a_full_snapshot_is_refused_before_it_starts() {
     let home = Home::with_web();
+    home.ok(["stop", "web"]);
     let run = home.run(["snapshot", "web", "--full"]);
     assert_told!(run.told(), @r"
-    error: driver `local` cannot take a snapshot with processes and memory
+    error: failed to take a snapshot of sandbox `web`: driver `local` cannot take a snapshot with processes and memory here: nothing runs in it: a snapshot of files is all that there is
     hint: without `--full` a snapshot keeps the files, and `forkpoint doctor` tells what this machine can do
     exit code 5
     ");

@@ -9,7 +9,7 @@ use std::{
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
-use crate::harness::{Home, until};
+use crate::harness::{Home, ended as ended_run, until};
 
 /// Between two moments, at first. Later ones lie further apart, so that a verb that takes long on a busy
 /// machine is not tried a thousand times.
@@ -31,6 +31,8 @@ fn kill_at_every_moment(home: &Home, args: &[&str], mut after: impl FnMut(usize)
         child.wait().expect("a child");
         after(round);
         if ended {
+            let run = ended_run(child);
+            assert_eq!(run.code, Some(0), "{run:?}");
             return;
         }
         moment += STEP.max(moment / 32);

@@ -173,6 +173,24 @@ impl Host {
         self.store.throw_away(&path).map_err(layer_error("discard the memory of a snapshot"))
     }
 
+    /// Of a snapshot that never came to be: also what was written of it when its writer died.
+    pub(super) fn forget_image(&self, snapshot: SnapshotId) -> DriverResult<()> {
+        self.discard_image(snapshot)?;
+        let all = self.memory();
+        let entries = match fs::read_dir(&all) {
+            Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(()),
+            entries => entries.map_err(io_error("list", &all))?,
+        };
+        let staged = format!("{snapshot}.");
+        for entry in entries.flatten() {
+            if entry.file_name().to_str().is_some_and(|name| name.starts_with(&staged)) {
+                let gone = self.store.throw_away(&entry.path());
+                gone.map_err(layer_error("discard the memory of a snapshot"))?;
+            }
+        }
+        Ok(())
+    }
+
     pub(super) fn sync_images(&self, data: &ArtifactData) -> DriverResult<()> {
         let sync = |path: PathBuf| image::sync(&path).map_err(failed("write memory to disk"));
         self.memory_images(data).into_iter().try_for_each(sync)

@@ -328,6 +328,8 @@ impl Host {
 
     /// Takes back the last seal of whichever sandbox was sealed as `snapshot`.
     pub(super) fn unseal(&self, snapshot: SnapshotId) -> DriverResult<()> {
+        // First: no sandbox ever stands on it.
+        self.forget_image(snapshot)?;
         for id in self.list()? {
             // One that cannot be read keeps nobody from taking back another's.
             let Ok(Some(record)) = self.find(id) else { continue };
@@ -355,7 +357,6 @@ impl Host {
         }
         let layer = LayerName::of(snapshot);
         self.store.discard(layer.as_str()).map_err(layer_error("take back a snapshot"))?;
-        self.discard_image(snapshot)?;
         self.sweep_later(None);
         Ok(())
     }
