@@ -25,18 +25,18 @@ use crate::driver::local::{
 /// A restore looks into each image, so longer chains begin anew.
 const IMAGES_MAX: usize = 16;
 
-/// Above so much memory, the first snapshot copies while the processes run, and once more what they write
-/// meanwhile. Below, that would take longer than it saves.
-const COPIED_EARLY: u64 = 16 << 20;
+/// Up to so much memory, all of it is kept each time: that takes no longer than to find out what was written, and a
+/// restore has one image to look into. Above, the first snapshot copies while the processes run, and once more
+/// what they write meanwhile.
+const SMALL: u64 = 16 << 20;
 
 /// What a new image can lie over.
 #[derive(Debug, Default)]
 pub(super) struct Since {
-    /// None where the kernel cannot.
+    /// None where the kernel cannot, and where it is not worth it.
     tracker: Option<Tracker>,
     /// The lowest first.
     pub(super) below: Vec<KeptMemory>,
-    is_large: bool,
 }
 
 /// What init is told of the descriptors that it holds.
@@ -59,7 +59,7 @@ impl Since {
         let Some(tracker) = &mut self.tracker else {
             return checkpoint::capture(tree, &spec, moment);
         };
-        if self.below.is_empty() && self.is_large {
+        if self.below.is_empty() {
             tracker.prepare(tree, &spec)?;
         }
         tracker.capture(tree, &spec, moment)
@@ -74,10 +74,12 @@ impl Host {
             return Since::default();
         }
         let memory = record.cgroup.as_ref().and_then(|cgroup| Cgroup::usage(cgroup).memory_bytes);
-        let is_large = memory.is_none_or(|bytes| bytes > COPIED_EARLY);
         let found = self.take_tracker(record).ok().flatten();
+        if memory.is_some_and(|bytes| bytes <= SMALL) {
+            return Since::default();
+        }
         let (tracker, below) = found.unwrap_or_default();
-        Since { tracker: Some(tracker), below, is_large }
+        Since { tracker: Some(tracker), below }
     }
 
     fn take_tracker(&self, record: &Record) -> io::Result<Option<(Tracker, Vec<KeptMemory>)>> {
