@@ -1,7 +1,7 @@
 //! `leftovers.py`, by which `test.sh` proves that the tests leave nothing.
 
 use std::{
-    fs,
+    fs::{self, File},
     path::{Path, PathBuf},
     process::{Child, Command},
 };
@@ -14,12 +14,17 @@ use crate::harness::{Home, Run};
 struct Tests {
     place: TempDir,
     notes: TempDir,
+    /// Cgroups have no mark that tells whose they are: one test would see another's.
+    _alone: File,
 }
 
 impl Tests {
     fn begin() -> Self {
         let directory = || tempfile::tempdir().expect("a directory");
-        let tests = Self { place: directory(), notes: directory() };
+        let alone = File::create(concat!(env!("CARGO_TARGET_TMPDIR"), "/leftovers.lock"));
+        let _alone = alone.expect("a file to lock");
+        _alone.lock().expect("a lock");
+        let tests = Self { place: directory(), notes: directory(), _alone };
         let noted = tests.look("note");
         assert_eq!(noted.code, Some(0), "{noted:?}");
         tests

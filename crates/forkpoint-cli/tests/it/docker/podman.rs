@@ -16,6 +16,8 @@ const SERVE: &str = r#"
 ip link set lo up
 # It keeps some things where nobody can tell it not to.
 mount -t tmpfs none /var/lib && mount -t tmpfs none /dev/shm || exit
+# What it cannot clean up goes with the directory.
+export TMPDIR="$1"
 exec podman --root "$1/root" --runroot "$1/run" --tmpdir "$1/tmp" --cgroup-manager cgroupfs \
     --events-backend file system service --time=0 "unix://$1/podman.sock"
 "#;
