@@ -8,7 +8,7 @@ use std::{
     path::Path,
     process::{Child, Command, Output, Stdio},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use forkpoint_backends::{
@@ -191,6 +191,21 @@ impl Drop for Home {
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime")
+}
+
+/// Whether it has ended by this moment.
+#[expect(clippy::disallowed_methods, reason = "the moment of a kill or a key is a moment in time")]
+pub(crate) fn wait_until(moment: Duration, mut ended: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    loop {
+        if ended() {
+            return true;
+        }
+        if start.elapsed() >= moment {
+            return false;
+        }
+        thread::yield_now();
+    }
 }
 
 /// Looks again and again, for as long as anything may take on a busy machine.

@@ -1,17 +1,13 @@
 //! Ctrl-C in the middle of what can be long: all of it, or nothing half-done, and 130.
 
 use std::{
-    collections::BTreeSet,
-    fs,
-    os::unix::process::ExitStatusExt as _,
-    path::Path,
-    process::ExitStatus,
-    time::{Duration, Instant},
+    collections::BTreeSet, fs, os::unix::process::ExitStatusExt as _, path::Path,
+    process::ExitStatus, time::Duration,
 };
 
 use rustix::process::Signal;
 
-use crate::harness::{Home, signal};
+use crate::harness::{Home, signal, wait_until};
 
 /// Between two moments, at first.
 const STEP: Duration = Duration::from_millis(1);
@@ -48,20 +44,6 @@ fn is_expected(status: ExitStatus, ended: bool) -> bool {
         (Some(0), _) => true,
         (Some(130), _) | (None, Some(2)) => !ended,
         _ => false,
-    }
-}
-
-#[expect(clippy::disallowed_methods, reason = "the moment of a key is a moment in time")]
-fn wait_until(moment: Duration, mut ended: impl FnMut() -> bool) -> bool {
-    let start = Instant::now();
-    loop {
-        if ended() {
-            return true;
-        }
-        if start.elapsed() >= moment {
-            return false;
-        }
-        std::thread::yield_now();
     }
 }
 

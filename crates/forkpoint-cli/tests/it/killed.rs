@@ -1,15 +1,11 @@
 //! The command line, killed at every moment of what it does.
 
-use std::{
-    collections::BTreeSet,
-    fs,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeSet, fs, time::Duration};
 
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
-use crate::harness::{Home, ended as ended_run, until};
+use crate::harness::{Home, ended as ended_run, until, wait_until};
 
 /// Between two moments, at first. Later ones lie further apart, so that a verb that takes long on a busy
 /// machine is not tried a thousand times.
@@ -36,20 +32,6 @@ fn kill_at_every_moment(home: &Home, args: &[&str], mut after: impl FnMut(usize)
             return;
         }
         moment += STEP.max(moment / 32);
-    }
-}
-
-#[expect(clippy::disallowed_methods, reason = "the moment of a kill is a moment in time")]
-fn wait_until(moment: Duration, mut ended: impl FnMut() -> bool) -> bool {
-    let start = Instant::now();
-    loop {
-        if ended() {
-            return true;
-        }
-        if start.elapsed() >= moment {
-            return false;
-        }
-        std::thread::yield_now();
     }
 }
 
