@@ -4,3 +4,5 @@
 pub mod docker;
 #[cfg(feature = "local")]
 pub mod local;
+#[cfg(feature = "local")]
+mod view;

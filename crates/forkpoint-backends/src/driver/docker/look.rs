@@ -2,19 +2,10 @@
 //!
 //! Nothing is mounted and nothing runs. The engine's files must be in reach: on this machine, to root.
 
-use std::{
-    ffi::OsString,
-    io,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::path::{Path, PathBuf};
 
-use async_trait::async_trait;
 use forkpoint_core::{
-    driver::{
-        ChangeKind, DriverError, DriverResult, FileChange, FileDiff, FileFacts, FileState, FileTree,
-    },
-    part::ByteStream,
+    driver::{DriverError, DriverResult, FileDiff, FileState},
     path::SandboxPath,
 };
 use serde_json::Value;
@@ -27,8 +18,8 @@ use super::{
     seal::Data,
 };
 use crate::{
-    driver::local::sandbox::read_file,
-    layer::{DiffSpec, LayerError, LayerResult, LayerView, Marks, ViewChange, ViewMount, diff},
+    driver::view::{ViewTree, change},
+    layer::{DiffSpec, LayerResult, LayerView, Marks, ViewMount, diff},
 };
 
 /// The directories of a state, the top first, and what is mounted over them.
@@ -52,10 +43,10 @@ impl Source {
 }
 
 impl Host {
-    pub(super) async fn tree(&self, of: &FileState) -> DriverResult<DockerTree> {
+    pub(super) async fn tree(&self, of: &FileState) -> DriverResult<ViewTree> {
         let source = self.source(of).await?;
         let view = blocking(move || source.open().map_err(layer_error("look at files"))).await?;
-        Ok(DockerTree(Arc::new(view)))
+        Ok(ViewTree::new(DRIVER, view))
     }
 
     pub(super) async fn diff(
@@ -133,66 +124,5 @@ impl Host {
             driver: DRIVER,
             operation: "look at files of an engine whose directory is out of reach: run this as root where the engine is",
         })
-    }
-}
-
-fn change(change: ViewChange) -> FileChange {
-    let absolute = |path: PathBuf| Path::new("/").join(path);
-    let kind = match change.kind {
-        ChangeKind::Renamed { from } => ChangeKind::Renamed { from: absolute(from) },
-        kind => kind,
-    };
-    FileChange {
-        kind,
-        path: absolute(change.path),
-        before: change.before.map(|facts| facts.facts),
-        after: change.after.map(|facts| facts.facts),
-    }
-}
-
-#[derive(Debug)]
-pub(super) struct DockerTree(Arc<LayerView>);
-
-impl DockerTree {
-    async fn look<T: Send + 'static>(
-        &self,
-        path: &SandboxPath,
-        work: impl FnOnce(&LayerView, &Path) -> LayerResult<T> + Send + 'static,
-    ) -> DriverResult<T> {
-        let (view, path) = (Arc::clone(&self.0), path.clone());
-        blocking(move || work(&view, path.as_path()).map_err(|err| told(err, &path))).await
-    }
-}
-
-/// Where a file really lies is no business of whoever asks.
-fn told(err: LayerError, path: &SandboxPath) -> DriverError {
-    let path = path.as_path().to_owned();
-    match err {
-        LayerError::Io { operation, source, .. } => DriverError::Io { operation, path, source },
-        LayerError::Changed { .. } => {
-            let source = io::Error::other("it changed meanwhile");
-            DriverError::Io { operation: "read", path, source }
-        }
-        err => layer_error("look at files")(err),
-    }
-}
-
-#[async_trait]
-impl FileTree for DockerTree {
-    async fn entry(&self, path: &SandboxPath) -> DriverResult<Option<FileFacts>> {
-        self.look(path, |view, path| Ok(view.entry(path)?.map(|facts| facts.facts))).await
-    }
-
-    async fn entries(&self, path: &SandboxPath) -> DriverResult<Vec<(OsString, FileFacts)>> {
-        let entries = self.look(path, LayerView::entries).await?;
-        Ok(entries.into_iter().map(|(name, facts)| (name, facts.facts)).collect())
-    }
-
-    async fn read(&self, path: &SandboxPath) -> DriverResult<ByteStream> {
-        self.look(path, LayerView::open_file).await.map(read_file)
-    }
-
-    async fn read_link(&self, path: &SandboxPath) -> DriverResult<PathBuf> {
-        self.look(path, LayerView::read_link).await
     }
 }

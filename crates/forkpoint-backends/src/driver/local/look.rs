@@ -4,32 +4,26 @@
 //! is what the kernel would show on the sandbox's root, without `/dev`, `/proc` and the like.
 
 use std::{
-    ffi::{OsStr, OsString},
-    io,
+    ffi::OsStr,
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
-use async_trait::async_trait;
 use forkpoint_core::{
-    driver::{
-        ChangeKind, DriverError, DriverResult, FileChange, FileDiff, FileFacts, FileState, FileTree,
-    },
+    driver::{DriverError, DriverResult, FileDiff, FileState},
     id::SandboxId,
-    part::ByteStream,
     path::SandboxPath,
 };
 
 use super::{
-    DRIVER, blocking,
+    DRIVER,
     host::{Host, failed, io_error, layer_error},
     record::Record,
-    sandbox::read_file,
     template::Bottom,
     workspace::bottoms,
 };
-use crate::layer::{
-    DiffSpec, Layer, LayerError, LayerName, LayerResult, LayerView, ViewChange, ViewMount, diff,
+use crate::{
+    driver::view::{ViewTree, change},
+    layer::{DiffSpec, Layer, LayerError, LayerName, LayerView, ViewMount, diff},
 };
 
 /// How often a comparison is made again because the sandbox was rolled back meanwhile.
@@ -51,8 +45,8 @@ pub(super) enum Held {
 }
 
 impl Host {
-    pub(super) fn tree(&self, of: &FileState) -> DriverResult<LocalTree> {
-        Ok(LocalTree(Arc::new(self.view(of)?.0)))
+    pub(super) fn tree(&self, of: &FileState) -> DriverResult<ViewTree> {
+        Ok(ViewTree::new(DRIVER, self.view(of)?.0))
     }
 
     pub(super) fn diff(
@@ -167,66 +161,4 @@ fn compare_error(err: LayerError) -> DriverError {
 fn is_pin(tree: &Path) -> bool {
     let name = tree.parent().and_then(Path::file_name).and_then(OsStr::to_str);
     name.and_then(|name| name.parse::<LayerName>().ok()).is_some_and(|name| name.is_pin())
-}
-
-fn change(change: ViewChange) -> FileChange {
-    let absolute = |path: PathBuf| Path::new("/").join(path);
-    let kind = match change.kind {
-        ChangeKind::Renamed { from } => ChangeKind::Renamed { from: absolute(from) },
-        kind => kind,
-    };
-    FileChange {
-        kind,
-        path: absolute(change.path),
-        before: change.before.map(|facts| facts.facts),
-        after: change.after.map(|facts| facts.facts),
-    }
-}
-
-#[derive(Debug)]
-pub(super) struct LocalTree(Arc<LayerView>);
-
-impl LocalTree {
-    async fn look<T: Send + 'static>(
-        &self,
-        path: &SandboxPath,
-        work: impl FnOnce(&LayerView, &Path) -> LayerResult<T> + Send + 'static,
-    ) -> DriverResult<T> {
-        let (view, path) = (Arc::clone(&self.0), path.clone());
-        blocking(move || work(&view, path.as_path()).map_err(|err| told(err, &path))).await
-    }
-}
-
-/// Where a file really lies is no business of whoever asks.
-fn told(err: LayerError, path: &SandboxPath) -> DriverError {
-    let path = path.as_path().to_owned();
-    match err {
-        err if err.is_denied() => DriverError::Unreadable { path },
-        LayerError::Io { operation, source, .. } => DriverError::Io { operation, path, source },
-        LayerError::Changed { .. } => {
-            let source = io::Error::other("it changed meanwhile");
-            DriverError::Io { operation: "read", path, source }
-        }
-        err => failed("look at files")(err),
-    }
-}
-
-#[async_trait]
-impl FileTree for LocalTree {
-    async fn entry(&self, path: &SandboxPath) -> DriverResult<Option<FileFacts>> {
-        self.look(path, |view, path| Ok(view.entry(path)?.map(|facts| facts.facts))).await
-    }
-
-    async fn entries(&self, path: &SandboxPath) -> DriverResult<Vec<(OsString, FileFacts)>> {
-        let entries = self.look(path, LayerView::entries).await?;
-        Ok(entries.into_iter().map(|(name, facts)| (name, facts.facts)).collect())
-    }
-
-    async fn read(&self, path: &SandboxPath) -> DriverResult<ByteStream> {
-        self.look(path, LayerView::open_file).await.map(read_file)
-    }
-
-    async fn read_link(&self, path: &SandboxPath) -> DriverResult<PathBuf> {
-        self.look(path, LayerView::read_link).await
-    }
 }
