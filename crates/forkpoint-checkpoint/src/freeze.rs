@@ -85,7 +85,7 @@ fn is_same_program(pid: i32, other: i32) -> bool {
 fn children(pid: i32) -> Vec<i32> {
     let mut all = Vec::new();
     for tid in tasks(pid) {
-        let list = fs::read_to_string(format!("/proc/{pid}/task/{tid}/children"));
+        let list = sys::read_text(format!("/proc/{pid}/task/{tid}/children"));
         all.extend(
             list.unwrap_or_default().split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()),
         );
@@ -292,7 +292,7 @@ fn seize(pid: i32, tid: i32, options: u64, attached: &HashSet<i32>) -> Result<bo
 }
 
 fn is_traced(tid: i32) -> bool {
-    let status = fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
+    let status = sys::read_text(format!("/proc/{tid}/status")).unwrap_or_default();
     let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
     tracer.is_some_and(|pid| pid.trim() != "0")
 }
@@ -303,7 +303,7 @@ fn is_dead(tid: i32) -> bool {
 }
 
 fn state(tid: i32) -> Option<char> {
-    let stat = fs::read_to_string(format!("/proc/{tid}/stat")).unwrap_or_default();
+    let stat = sys::read_text(format!("/proc/{tid}/stat")).unwrap_or_default();
     stat.rfind(") ").and_then(|at| stat[at + 2..].chars().next())
 }
 

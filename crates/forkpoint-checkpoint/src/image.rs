@@ -19,7 +19,7 @@ mod tests;
 pub use chain::Chain;
 pub(crate) use chain::Piece;
 pub(crate) use file::write;
-pub use file::{Image, ImageId, sync};
+pub use file::{Image, ImageId, machine, sync};
 pub use model::*;
 pub use open::*;
 

@@ -20,11 +20,11 @@ use crate::{
     error::{Doing as _, Error, Result},
     freeze::{Frozen, Held, Tree, freeze},
     hand::{Reins, quiet_signal},
-    image::{Alive, Chain, FileKind, MappingKind, MemoryId, Process, Snapshot},
+    image::{Alive, Chain, FileKind, Machine, MappingKind, MemoryId, Process, Snapshot},
     pager::Pager,
     ranges::Range,
     script::{Call, Outcome},
-    sys::{Deadline, Patience, ptrace, task::threads_here},
+    sys::{Deadline, Patience, ptrace, read_text, task::threads_here},
 };
 
 mod assemble;
@@ -146,7 +146,7 @@ impl<'a> Plan<'a> {
 
     fn assemble(chain: &'a Chain, laziness: Option<Laziness>) -> Result<Self> {
         let snapshot = &chain.top().snapshot;
-        check_machine(snapshot)?;
+        check_machine(&snapshot.machine)?;
         let faults = laziness.as_ref().map(|laziness| laziness.maker.number());
         let numbers = Numbers::new(snapshot, chain, faults);
         let taken = own_ranges().system("read our own mappings")?;
@@ -349,15 +349,14 @@ fn told(call: &Call) -> String {
 }
 
 fn is_alive(pid: i32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let stat = read_text(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rfind(") ").and_then(|at| stat[at + 2..].chars().next());
     !matches!(state, None | Some('Z' | 'X'))
 }
 
 /// Whether a tree that was captured elsewhere or before could go on here.
-pub fn check_machine(snapshot: &Snapshot) -> Result<()> {
+pub fn check_machine(theirs: &Machine) -> Result<()> {
     let ours = this_machine().system("look at this machine")?;
-    let theirs = &snapshot.machine;
     let parts = [
         (&theirs.arch, &ours.arch, "processor"),
         (&theirs.kernel, &ours.kernel, "kernel"),
@@ -379,7 +378,7 @@ fn highest_open() -> Option<i32> {
 
 /// What this process has mapped, and so the copy that will make room for another.
 fn own_ranges() -> io::Result<Vec<Range>> {
-    let maps = fs::read_to_string("/proc/self/maps")?;
+    let maps = read_text("/proc/self/maps")?;
     let hex = |text: &str| u64::from_str_radix(text, 16).ok();
     let range = |line: &str| {
         let (start, end) = line.split(' ').next()?.split_once('-')?;

@@ -18,7 +18,7 @@ use std::{fs::File, io, os::unix::fs::FileExt as _};
 
 use crate::{
     arch::{self, Bell, Registers},
-    sys::memory,
+    sys::{memory, read_text},
 };
 
 /// One system call.
@@ -246,7 +246,7 @@ impl Foothold {
 }
 
 fn own_vdso() -> io::Result<(u64, u64)> {
-    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let maps = read_text("/proc/self/maps")?;
     let line = maps.lines().find(|line| line.ends_with("[vdso]"));
     let range = line.and_then(|line| line.split(' ').next()?.split_once('-'));
     let parse = |text| u64::from_str_radix(text, 16).ok();

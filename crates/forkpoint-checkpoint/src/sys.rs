@@ -3,7 +3,12 @@
 
 #![expect(unsafe_code, reason = "raw system calls; each says why it is sound")]
 
-use std::{io, time::Duration};
+use std::{
+    fs::File,
+    io::{self, Read as _},
+    path::Path,
+    time::Duration,
+};
 
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
@@ -32,6 +37,14 @@ fn step() {
         let _ = task::kill(std::process::id() as i32, libc::SIGKILL);
         pause(Duration::from_secs(1));
     }
+}
+
+/// What a file of `/proc` says, which has no length that could be asked for: in one or two reads instead of eight.
+pub(crate) fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
+    const USUAL: usize = 8 << 10;
+    let mut text = String::with_capacity(USUAL);
+    File::open(path)?.read_to_string(&mut text)?;
+    Ok(text)
 }
 
 /// A moment after which nobody waits any longer.

@@ -1,6 +1,6 @@
 //! What can be typed: one struct for each verb, with its help and its examples.
 
-use std::path::PathBuf;
+use std::{ffi::OsString, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -11,6 +11,7 @@ mod container;
 mod examples;
 mod look;
 pub(crate) mod place;
+mod quick;
 mod run;
 mod shell;
 mod snapshot;
@@ -51,6 +52,14 @@ pub(crate) struct Cli {
 
     #[command(subcommand)]
     pub(crate) verb: Verb,
+}
+
+impl Cli {
+    /// What was typed, or what is to be told about it.
+    pub(crate) fn read() -> Result<Self, clap::Error> {
+        let line: Vec<OsString> = std::env::args_os().collect();
+        quick::read(&line).map_or_else(|| Self::try_parse_from(&line), Ok)
+    }
 }
 
 #[derive(Clone, Debug, Args)]

@@ -4,7 +4,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use clap::{CommandFactory as _, Parser as _};
+use clap::CommandFactory as _;
 use forkpoint_core::{Error, ErrorKind};
 
 mod app;
@@ -30,7 +30,7 @@ use output::{Output, say};
 
 fn main() -> ExitCode {
     forkpoint_backends::driver::local::run_if_asked();
-    let cli = match Cli::try_parse() {
+    let cli = match Cli::read() {
         Ok(cli) => cli,
         Err(err) => return usage(&err),
     };

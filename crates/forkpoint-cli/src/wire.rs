@@ -4,8 +4,10 @@ use std::{
     fs::DirBuilder,
     io,
     os::unix::fs::DirBuilderExt as _,
+    panic,
     path::{Path, PathBuf},
     sync::Arc,
+    thread,
 };
 
 use forkpoint_backends::{
@@ -58,6 +60,9 @@ pub(crate) async fn open(
     out: &Output,
 ) -> Result<Opened, Error> {
     make_private(data)?;
+    let file = data.join("catalog.db");
+    // Each takes its time, and neither needs the other.
+    let catalog = thread::spawn(|| SqliteCatalog::open_here(file));
     let driver = LocalDriver::open(local(data))?;
     if need == Need::Launcher {
         // It starts while the catalog is opened.
@@ -70,7 +75,7 @@ pub(crate) async fn open(
         Ok(config) => drivers.push(Arc::new(DockerDriver::open(config)?)),
         Err(err) => out.detail(format!("containers have to wait: {}", err.chain())),
     }
-    let catalog = SqliteCatalog::open_here(data.join("catalog.db"))?;
+    let catalog = catalog.join().unwrap_or_else(|panic| panic::resume_unwind(panic))?;
     let environment = Arc::new(SystemEnvironment::new(Handle::current()));
     let listener = *out;
     let notices = Notices::to(move |text| listener.warn(text));

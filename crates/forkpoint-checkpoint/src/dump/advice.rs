@@ -5,7 +5,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    fs::{self, File},
+    fs::File,
     io,
 };
 
@@ -14,7 +14,10 @@ use crate::{
     coverage::Findings,
     freeze::Tree,
     image::{Mapping, MappingKind},
-    sys::memory::{GUARDS, scan},
+    sys::{
+        memory::{GUARDS, scan},
+        read_text,
+    },
 };
 
 const START_TIME: usize = 22;
@@ -104,7 +107,7 @@ fn started(pid: i32) -> io::Result<u64> {
 }
 
 fn flags(pid: i32) -> io::Result<Flags> {
-    Ok(parse(&fs::read_to_string(format!("/proc/{pid}/smaps"))?))
+    Ok(parse(&read_text(format!("/proc/{pid}/smaps"))?))
 }
 
 fn parse(text: &str) -> Flags {

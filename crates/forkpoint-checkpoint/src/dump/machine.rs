@@ -1,9 +1,9 @@
 //! Where it is captured.
 
-use std::{fs, io};
+use std::io;
 
 use super::Draft;
-use crate::{arch, image::Machine};
+use crate::{arch, image::Machine, sys::read_text};
 
 pub(super) fn of(drafts: &[Draft]) -> io::Result<Machine> {
     let first = drafts.first().and_then(|draft| draft.alive.threads.first());
@@ -18,7 +18,7 @@ pub(crate) fn this_machine() -> io::Result<Machine> {
     Ok(Machine {
         arch: arch::NAME.to_owned(),
         kernel: format!("{} {}", text(system.release()), text(system.version())),
-        boot: fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned(),
+        boot: read_text("/proc/sys/kernel/random/boot_id")?.trim().to_owned(),
         features: 0,
     })
 }

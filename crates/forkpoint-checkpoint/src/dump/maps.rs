@@ -5,6 +5,7 @@ use std::{collections::HashMap, fs, io, os::unix::fs::MetadataExt as _};
 use crate::{
     coverage::{self, Findings, Whose},
     image::{Mapping, MappingKind, MemoryId},
+    sys::read_text,
 };
 
 /// A process's address space, as far as it can be captured.
@@ -52,7 +53,7 @@ type Sizes = HashMap<String, u64>;
 
 impl Maps {
     pub(crate) fn of(pid: i32, whose: &Whose, findings: &mut Findings) -> io::Result<Self> {
-        let text = fs::read_to_string(format!("/proc/{pid}/maps"))?;
+        let text = read_text(format!("/proc/{pid}/maps"))?;
         let mut maps = Self::default();
         let mut sizes = Sizes::new();
         for line in text.lines() {

@@ -1,20 +1,22 @@
 //! What `/proc` tells, parsed. All of it may be chosen by the program, and is bounded.
 
-use std::{collections::HashMap, fs, io};
+use std::{fs, io};
+
+use crate::sys::read_text;
 
 /// One of a task's `status` files.
 #[derive(Debug)]
-pub(crate) struct Status(HashMap<String, String>);
+pub(crate) struct Status(String);
 
 impl Status {
     pub(crate) fn of(pid: i32, tid: i32) -> io::Result<Self> {
-        let text = fs::read_to_string(format!("/proc/{pid}/task/{tid}/status"))?;
-        let lines = text.lines().filter_map(|line| line.split_once(':'));
-        Ok(Self(lines.map(|(key, value)| (key.to_owned(), value.trim().to_owned())).collect()))
+        read_text(format!("/proc/{pid}/task/{tid}/status")).map(Self)
     }
 
     pub(crate) fn text(&self, key: &str) -> &str {
-        self.0.get(key).map_or("", String::as_str)
+        // A name in it has no line break that the kernel did not write.
+        let mut lines = self.0.lines().filter_map(|line| line.split_once(':'));
+        lines.find(|(name, _)| *name == key).map_or("", |(_, value)| value.trim())
     }
 
     /// The last of several numbers: that of the innermost namespace.
@@ -50,7 +52,7 @@ pub(crate) struct Stat(Vec<String>);
 
 impl Stat {
     pub(crate) fn of(pid: i32) -> io::Result<Self> {
-        let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        let text = read_text(format!("/proc/{pid}/stat"))?;
         // The name may hold anything, also brackets.
         let end = text.rfind(')').ok_or_else(|| missing("stat"))?;
         Ok(Self(text[end + 1..].split_whitespace().map(str::to_owned).collect()))
@@ -71,7 +73,7 @@ pub(crate) struct Ids(Vec<(u32, u32, u32)>);
 
 impl Ids {
     pub(crate) fn of(init: i32, file: &str) -> io::Result<Self> {
-        let text = fs::read_to_string(format!("/proc/{init}/{file}"))?;
+        let text = read_text(format!("/proc/{init}/{file}"))?;
         let line = |line: &str| {
             let mut words = line.split_whitespace().map(str::parse);
             Some((words.next()?.ok()?, words.next()?.ok()?, words.next()?.ok()?))
@@ -93,7 +95,7 @@ pub(crate) struct FdInfo(String);
 
 impl FdInfo {
     pub(crate) fn of(pid: i32, number: i32) -> io::Result<Self> {
-        fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).map(Self)
+        read_text(format!("/proc/{pid}/fdinfo/{number}")).map(Self)
     }
 
     pub(crate) fn field(&self, key: &str) -> Option<&str> {

@@ -188,7 +188,7 @@ fn terminal(stat: &Stat) -> Option<u32> {
 }
 
 fn oom_score_adj(pid: i32) -> io::Result<i32> {
-    let text = fs::read_to_string(format!("/proc/{pid}/oom_score_adj"))?;
+    let text = sys::read_text(format!("/proc/{pid}/oom_score_adj"))?;
     Ok(text.trim().parse().unwrap_or(0))
 }
 
@@ -199,7 +199,7 @@ fn posix_timers(
     whose: &Whose,
     findings: &mut Findings,
 ) -> io::Result<Vec<PosixTimer>> {
-    let text = fs::read_to_string(format!("/proc/{pid}/timers")).unwrap_or_default();
+    let text = sys::read_text(format!("/proc/{pid}/timers")).unwrap_or_default();
     let mut timers = Vec::new();
     let lines: Vec<&str> = text.lines().collect();
     for lines in lines.chunks(4) {

@@ -1,12 +1,18 @@
 //! An image with all that it lies over.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::HashMap, path::PathBuf};
 
 use super::{Image, ImageError, Mapping};
+use crate::ranges::Range;
 
-/// The first lies over nothing, each other one over the one before.
 #[derive(Debug)]
-pub struct Chain(Vec<Image>);
+pub struct Chain {
+    /// The first lies over nothing, each other one over the one before.
+    images: Vec<Image>,
+    /// Where the pages of the newest are, by process and start of the mapping: found once, since many small changes
+    /// are many pieces.
+    pieces: HashMap<(i32, u64), Vec<Piece>>,
+}
 
 /// A range of a process's pages: which image has it, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,9 +25,24 @@ pub(crate) struct Piece {
 
 impl Piece {
     /// A part of it; `range` is inside.
-    pub(crate) fn part(&self, range: (u64, u64)) -> Self {
+    pub(crate) fn part(&self, range: Range) -> Self {
         let at = self.at + (range.0 - self.start);
         Self { start: range.0, end: range.1, at, ..*self }
+    }
+
+    /// The parts of pieces that are in `ranges`, both in order.
+    pub(crate) fn within(pieces: &[Self], ranges: &[Range]) -> Vec<Self> {
+        let mut found = Vec::with_capacity(pieces.len());
+        let mut first = 0;
+        for piece in pieces {
+            while ranges.get(first).is_some_and(|range| range.1 <= piece.start) {
+                first += 1;
+            }
+            for range in ranges[first..].iter().take_while(|range| range.0 < piece.end) {
+                found.push(piece.part((piece.start.max(range.0), piece.end.min(range.1))));
+            }
+        }
+        found
     }
 }
 
@@ -36,55 +57,67 @@ impl Chain {
             image.check_pages_once()?;
             images.push(image);
         }
-        let chain = Self(images);
-        chain.check_complete()?;
-        Ok(chain)
+        let pieces = find_all(&images)?;
+        Ok(Self { images, pieces })
+    }
+
+    /// Whether all its files are there and nobody touched them since: then it need not be opened again.
+    #[must_use]
+    pub fn is_as_opened(&self) -> bool {
+        self.images.iter().all(Image::is_as_opened)
     }
 
     /// The newest: what is restored.
     #[must_use]
     pub fn top(&self) -> &Image {
-        &self.0[self.0.len() - 1]
+        &self.images[self.images.len() - 1]
     }
 
     #[must_use]
     pub fn images(&self) -> &[Image] {
-        &self.0
-    }
-
-    fn check_complete(&self) -> Result<(), ImageError> {
-        let Some(top) = self.0.last() else {
-            return Err(ImageError::Foreign { path: PathBuf::new(), why: "there is none" });
-        };
-        for process in &top.snapshot.processes {
-            for mapping in process.alive().iter().flat_map(|alive| &alive.mappings) {
-                let found: u64 = self.pieces(process.pid, mapping).map(|p| p.end - p.start).sum();
-                let wanted: u64 = mapping.pages.iter().map(|(start, end)| end - start).sum();
-                if found != wanted {
-                    let why = format!(
-                        "pages of process {} at {:#x} are in no image",
-                        process.pid, mapping.start
-                    );
-                    return Err(ImageError::Damaged { path: top.path.clone(), why });
-                }
-            }
-        }
-        Ok(())
+        &self.images
     }
 
     /// Where the pages of a mapping of the newest image are, in order of addresses.
-    pub(crate) fn pieces(&self, pid: i32, mapping: &Mapping) -> impl Iterator<Item = Piece> {
-        let mut found: BTreeMap<u64, Piece> = BTreeMap::new();
-        let mut missing = mapping.pages.clone();
-        for (index, image) in self.0.iter().enumerate().rev() {
-            if missing.is_empty() {
-                break;
-            }
-            let stored = image.stored(pid, mapping.start, mapping.end);
-            missing = take_from(&missing, index, &stored, &mut found);
-        }
-        found.into_values()
+    pub(crate) fn pieces(&self, pid: i32, mapping: &Mapping) -> &[Piece] {
+        self.pieces.get(&(pid, mapping.start)).map_or(&[], Vec::as_slice)
     }
+}
+
+/// None may be missing.
+fn find_all(images: &[Image]) -> Result<HashMap<(i32, u64), Vec<Piece>>, ImageError> {
+    let Some(top) = images.last() else {
+        return Err(ImageError::Foreign { path: PathBuf::new(), why: "there is none" });
+    };
+    let mut all = HashMap::new();
+    for process in &top.snapshot.processes {
+        for mapping in process.alive().iter().flat_map(|alive| &alive.mappings) {
+            let Some(pieces) = find(images, process.pid, mapping) else {
+                let why = format!(
+                    "pages of process {} at {:#x} are in no image",
+                    process.pid, mapping.start
+                );
+                return Err(ImageError::Damaged { path: top.path.clone(), why });
+            };
+            all.insert((process.pid, mapping.start), pieces);
+        }
+    }
+    Ok(all)
+}
+
+fn find(images: &[Image], pid: i32, mapping: &Mapping) -> Option<Vec<Piece>> {
+    let mut found = Vec::new();
+    let mut missing = mapping.pages.clone();
+    for (index, image) in images.iter().enumerate().rev() {
+        if missing.is_empty() {
+            break;
+        }
+        let stored = image.stored(pid, mapping.start, mapping.end);
+        missing = take_from(&missing, index, &stored, &mut found);
+    }
+    // Each image's are in order already, which this sort makes use of.
+    found.sort_by_key(|piece| piece.start);
+    missing.is_empty().then_some(found)
 }
 
 /// Takes what `stored` has of `missing`, and returns what is still missing.
@@ -92,7 +125,7 @@ fn take_from(
     missing: &[(u64, u64)],
     image: usize,
     stored: &[super::Stored],
-    found: &mut BTreeMap<u64, Piece>,
+    found: &mut Vec<Piece>,
 ) -> Vec<(u64, u64)> {
     let mut rest = Vec::new();
     let mut first = 0;
@@ -108,7 +141,7 @@ fn take_from(
             let until = end.min(range.end);
             if start < until {
                 let at = range.at + (start - range.start);
-                found.insert(start, Piece { start, end: until, image, at });
+                found.push(Piece { start, end: until, image, at });
                 start = until;
             }
         }

@@ -7,9 +7,13 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use super::{ImageError, check, model::Snapshot, seen};
+use super::{
+    ImageError, check,
+    model::{Machine, Snapshot},
+    seen,
+};
 use crate::sys::PAGE;
 
 pub(crate) const FORMAT: u32 = 1;
@@ -48,6 +52,22 @@ struct Header {
     snapshot: Snapshot,
 }
 
+/// The one thing of a header that is asked for alone.
+#[derive(Deserialize)]
+struct HeaderOfMachine {
+    snapshot: SnapshotOfMachine,
+}
+
+#[derive(Deserialize)]
+struct SnapshotOfMachine {
+    machine: Machine,
+}
+
+/// Where an image was captured. Nothing else of it is looked at, which takes a fraction of the time.
+pub fn machine(path: &Path) -> Result<Machine, ImageError> {
+    read_header(path).map(|(header, _): (HeaderOfMachine, _)| header.snapshot.machine)
+}
+
 /// An image, checked.
 #[derive(Debug)]
 pub struct Image {
@@ -58,6 +78,23 @@ pub struct Image {
     pub(crate) pages: File,
     parent: Option<String>,
     sums: Vec<String>,
+    /// Of both files, as they were before they were read.
+    prints: [Print; 2],
+}
+
+/// What the file system says of a file: whatever changes it changes this.
+type Print = (u64, u64, u64, (i64, i64), (i64, i64));
+
+fn prints(directory: &Path) -> io::Result<[Print; 2]> {
+    use std::os::unix::fs::MetadataExt as _;
+    let print = |name: &str| {
+        let found = fs::metadata(directory.join(name))?;
+        let (modified, changed) = (found.mtime(), found.ctime());
+        let modified = (modified, found.mtime_nsec());
+        let changed = (changed, found.ctime_nsec());
+        Ok::<_, io::Error>((found.dev(), found.ino(), found.len(), modified, changed))
+    };
+    Ok([print(HEADER)?, print(PAGES)?])
 }
 
 /// Writes an image as the directory `path`, which must not exist. `blocks` are its pages.
@@ -189,7 +226,9 @@ impl Image {
     /// Opens and checks everything but the contents of pages, which [`Image::check_pages`] looks at.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self, ImageError> {
         let path = path.into();
-        let (header, id) = read_header(&path)?;
+        let failed = |source| ImageError::File { doing: "open", path: path.clone(), source };
+        let prints = prints(&path).map_err(failed)?;
+        let (header, id) = read_header::<Header>(&path)?;
         let Header { parent, pages_len_bytes, sums, snapshot } = header;
         let damaged = |why: String| ImageError::Damaged { path: path.clone(), why };
         check::snapshot(&snapshot, pages_len_bytes).map_err(damaged)?;
@@ -204,7 +243,12 @@ impl Image {
         if sums.len() as u64 != pages_len_bytes.div_ceil(CHUNK as u64) {
             return Err(damaged(format!("checksums of `{PAGES}` are missing")));
         }
-        Ok(Self { id, snapshot, pages_len_bytes, pages, parent, sums, path })
+        Ok(Self { id, snapshot, pages_len_bytes, pages, parent, sums, prints, path })
+    }
+
+    /// Whether its files are there and nobody touched them since.
+    pub(crate) fn is_as_opened(&self) -> bool {
+        prints(&self.path).is_ok_and(|prints| prints == self.prints)
     }
 
     /// Reads all pages and compares them with their checksums.
@@ -255,7 +299,7 @@ impl Image {
     }
 }
 
-fn read_header(directory: &Path) -> Result<(Header, ImageId), ImageError> {
+fn read_header<T: DeserializeOwned>(directory: &Path) -> Result<(T, ImageId), ImageError> {
     let path = directory.join(HEADER);
     let failed = |source| ImageError::File { doing: "read", path: path.clone(), source };
     let file = File::open(&path).map_err(failed)?;

@@ -13,11 +13,12 @@ use std::{
 };
 
 use super::ImageId;
+use crate::sys::read_text;
 
 const NAME: &str = "checked";
 const LINE_MAX: u64 = 512;
 /// Fewer bytes are compared faster than they are remembered.
-const WORTH: u64 = 1 << 20;
+const WORTH: u64 = 128 << 10;
 /// A clock of files that is coarser than each change has ticked after so long.
 const SETTLED: Duration = Duration::from_millis(100);
 
@@ -89,7 +90,7 @@ fn tells_every_change(file: &mut File, line: &str) -> io::Result<bool> {
 }
 
 pub(super) fn line(id: ImageId, pages: &Metadata) -> io::Result<String> {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    let boot = read_text("/proc/sys/kernel/random/boot_id")?;
     Ok(format!(
         "{id} {} {} {} {} {}.{:09} {}.{:09}\n",
         boot.trim(),

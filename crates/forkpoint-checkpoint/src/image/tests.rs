@@ -153,7 +153,7 @@ fn the_newest_page_counts() {
     let chain = Chain::open([below.clone(), above.clone()]).unwrap();
     let mapping = &chain.top().snapshot.processes[0].alive().unwrap().mappings[0];
     let pieces: Vec<_> =
-        chain.pieces(2, mapping).map(|p| (p.start - START, p.image, p.at)).collect();
+        chain.pieces(2, mapping).iter().map(|p| (p.start - START, p.image, p.at)).collect();
     assert_eq!(pieces, [(0, 0, 0), (PAGE, 1, 0), (4 * PAGE, 0, 2 * PAGE)]);
     // Alone, it is not whole; and it lies over that one only.
     let err = Chain::open([above.clone()]).unwrap_err();

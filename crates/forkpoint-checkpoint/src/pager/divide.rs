@@ -47,18 +47,20 @@ impl Lazy {
         for mapping in mappings {
             let wanted = ranges::without(&mapping.pages, &early);
             found.ranges.extend(joined(&wanted));
-            found.pieces.extend(within(chain.pieces(pid, mapping), &wanted));
+            found.pieces.extend(Piece::within(chain.pieces(pid, mapping), &wanted));
         }
         (!found.pieces.is_empty()).then_some(found)
     }
 
-    /// What of a piece is there before the process runs.
-    pub(crate) fn not_in(&self, piece: &Piece) -> Vec<Piece> {
-        let first = self.pieces.partition_point(|lazy| lazy.end <= piece.start);
-        let inside = self.pieces[first..].iter().take_while(|lazy| lazy.start < piece.end);
-        let lazy: Vec<Range> = inside.map(|lazy| (lazy.start, lazy.end)).collect();
-        let eager = ranges::without(&[(piece.start, piece.end)], &lazy);
-        eager.into_iter().map(|range| piece.part(range)).collect()
+    /// What of pieces, which are in order, is there before the process runs.
+    pub(crate) fn not_in(&self, pieces: &[Piece]) -> Vec<Piece> {
+        let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return Vec::new() };
+        let begin = self.pieces.partition_point(|lazy| lazy.end <= first.start);
+        let inside = self.pieces[begin..].iter().take_while(|lazy| lazy.start < last.end);
+        let range = |piece: &Piece| (piece.start, piece.end);
+        let lazy: Vec<Range> = inside.map(range).collect();
+        let all: Vec<Range> = pieces.iter().map(range).collect();
+        Piece::within(pieces, &ranges::without(&all, &lazy))
     }
 }
 
@@ -84,19 +86,4 @@ fn joined(all: &[Range]) -> Vec<Range> {
         }
     }
     joined
-}
-
-/// The parts of pieces that are in `ranges`, both in order.
-fn within(pieces: impl Iterator<Item = Piece>, ranges: &[Range]) -> Vec<Piece> {
-    let mut found = Vec::new();
-    let mut first = 0;
-    for piece in pieces {
-        while ranges.get(first).is_some_and(|range| range.1 <= piece.start) {
-            first += 1;
-        }
-        for range in ranges[first..].iter().take_while(|range| range.0 < piece.end) {
-            found.push(piece.part((piece.start.max(range.0), piece.end.min(range.1))));
-        }
-    }
-    found
 }

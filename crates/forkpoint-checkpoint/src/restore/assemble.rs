@@ -44,6 +44,17 @@ pub(super) struct Whole<'a> {
     pub(super) lazy: Option<&'a Lazy>,
 }
 
+impl Whole<'_> {
+    /// Pages that are there before the process runs, for each mapping.
+    fn eager(&self) -> Vec<Vec<Piece>> {
+        let eager = |mapping: &Mapping| {
+            let pieces = self.chain.pieces(self.pid, mapping);
+            self.lazy.map_or_else(|| pieces.to_vec(), |lazy| lazy.not_in(pieces))
+        };
+        self.alive.mappings.iter().map(eager).collect()
+    }
+}
+
 /// Nothing may be closer to a stack that grows.
 const MARGIN: u64 = 2 << 20;
 /// What the kernel maps for itself is smaller.
@@ -52,11 +63,12 @@ const PARKED: usize = 16;
 const THREAD_DATA: usize = 4 << 10;
 
 pub(super) fn assemble(whole: Whole<'_>, taken: &[Range]) -> io::Result<Assembled> {
-    let draft = at(SPACE_START, whole)?;
+    let eager = whole.eager();
+    let draft = at(SPACE_START, whole, &eager)?;
     let len = draft.area.1 - draft.area.0;
     let start =
         hole(len, whole.alive, taken).ok_or_else(|| io::Error::other("no room for its scripts"))?;
-    at(start, whole)
+    at(start, whole, &eager)
 }
 
 /// Room that neither the image nor this process uses.
@@ -76,7 +88,7 @@ fn hole(len: u64, alive: &Alive, taken: &[Range]) -> Option<u64> {
     (start + len <= SPACE_END).then_some(start)
 }
 
-fn at(start: u64, whole: Whole<'_>) -> io::Result<Assembled> {
+fn at(start: u64, whole: Whole<'_>, eager: &[Vec<Piece>]) -> io::Result<Assembled> {
     let Whole { pid, alive, numbers, .. } = whole;
     let mut bytes = Vec::new();
     let board = start + Room::BOARD;
@@ -89,11 +101,11 @@ fn at(start: u64, whole: Whole<'_>) -> io::Result<Assembled> {
         others.push(script);
     }
     let mut leader = Script::new(data(&bytes), leader_data(alive));
-    let len = bytes.len() as u64 + leader_len(whole);
+    let len = bytes.len() as u64 + leader_len(whole, eager);
     let area = (start, (start + Room::DATA + len).next_multiple_of(PAGE));
     clear(&mut leader, area, alive);
-    for mapping in &alive.mappings {
-        map(&mut leader, mapping, whole)?;
+    for (mapping, eager) in alive.mappings.iter().zip(eager) {
+        map(&mut leader, mapping, numbers, eager)?;
     }
     let asks = whole.lazy.and(numbers.faults).map(|(_, to)| leader.push(Maker::call(to)));
     describe_space(&mut leader, alive, numbers)?;
@@ -137,9 +149,9 @@ fn leader_data(alive: &Alive) -> usize {
 }
 
 /// At least as long as the leader's script will be.
-fn leader_len(whole: Whole<'_>) -> u64 {
+fn leader_len(whole: Whole<'_>, eager: &[Vec<Piece>]) -> u64 {
     let alive = whole.alive;
-    let pieces: usize = alive.mappings.iter().map(|mapping| eager(mapping, whole).len()).sum();
+    let pieces: usize = eager.iter().map(Vec::len).sum();
     let advice: usize = alive.mappings.iter().map(|m| m.advice.len() + m.guards.len()).sum();
     let calls = 512
         + advice
@@ -162,20 +174,14 @@ fn clear(script: &mut Script, area: Range, alive: &Alive) {
     }
 }
 
-/// Pages that are there before the process runs.
-fn eager(mapping: &Mapping, whole: Whole<'_>) -> Vec<Piece> {
-    let pieces = whole.chain.pieces(whole.pid, mapping);
-    match whole.lazy {
-        Some(lazy) => pieces.flat_map(|piece| lazy.not_in(&piece)).collect(),
-        None => pieces.collect(),
-    }
-}
-
-fn map(script: &mut Script, mapping: &Mapping, whole: Whole<'_>) -> io::Result<()> {
+fn map(
+    script: &mut Script,
+    mapping: &Mapping,
+    numbers: &Numbers,
+    eager: &[Piece],
+) -> io::Result<()> {
     const WRITE: u32 = 2;
-    let numbers = whole.numbers;
     let (start, len) = (mapping.start, mapping.len());
-    let eager = eager(mapping, whole);
     let must_open = !eager.is_empty() && mapping.access & WRITE == 0;
     let access = u64::from(if must_open { mapping.access | WRITE } else { mapping.access });
     let private = (libc::MAP_PRIVATE | libc::MAP_FIXED) as u64;

@@ -1,8 +1,8 @@
 //! Users, groups and capabilities, given up in the order in which that is possible.
 
-use std::io;
+use std::{io, sync::OnceLock};
 
-use crate::{image::Credentials, script::Script};
+use crate::{image::Credentials, script::Script, sys::read_text};
 
 const NO_SETUID_FIXUP: u64 = 1 << 2;
 const CAPABILITIES: u64 = 64;
@@ -48,7 +48,11 @@ pub(super) fn credentials(script: &mut Script, its: &Credentials) -> io::Result<
     Ok(())
 }
 
+/// The same for as long as the machine runs, and asked for by every thread.
 fn last_capability() -> u64 {
-    let text = std::fs::read_to_string("/proc/sys/kernel/cap_last_cap").unwrap_or_default();
-    text.trim().parse().unwrap_or(40)
+    static LAST: OnceLock<u64> = OnceLock::new();
+    *LAST.get_or_init(|| {
+        let text = read_text("/proc/sys/kernel/cap_last_cap").unwrap_or_default();
+        text.trim().parse().unwrap_or(40)
+    })
 }

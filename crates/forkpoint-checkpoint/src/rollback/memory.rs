@@ -5,7 +5,7 @@ use std::{fs::File, io, os::unix::fs::FileExt as _};
 use crate::{
     dump::memory::populated,
     freeze::Held,
-    image::{Alive, Chain, Mapping, MappingKind},
+    image::{Alive, Chain, Mapping, MappingKind, Piece},
     ranges::{self, Range},
     restore,
     script::Script,
@@ -150,8 +150,7 @@ fn fill(
 ) -> io::Result<u64> {
     let mut touched = 0;
     let mut buffer = Vec::new();
-    let part = Mapping { pages: wanted.to_vec(), ..mapping.clone() };
-    for piece in chain.pieces(pid, &part) {
+    for piece in Piece::within(chain.pieces(pid, mapping), wanted) {
         buffer.resize((piece.end - piece.start) as usize, 0);
         chain.images()[piece.image].pages.read_exact_at(&mut buffer, piece.at)?;
         memory.write_all_at(&buffer, piece.start)?;

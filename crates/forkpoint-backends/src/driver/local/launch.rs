@@ -14,6 +14,7 @@
 use std::{
     fs::File,
     io::{self, Write as _},
+    mem,
     os::fd::{AsFd as _, OwnedFd},
     path::PathBuf,
     time::Duration,
@@ -128,8 +129,7 @@ pub(super) fn launch(
     let files = spec.files.clone();
     let shared_memory_bytes = shared_memory(spec.record.spec.resources.memory_bytes);
     let mut furniture = Furniture { overlays, sys, own_network, shared_memory_bytes, files };
-    let chain = open_images(&spec.images)?;
-    let plan = chain.as_ref().map(Plan::lazily).transpose().map_err(not_back)?;
+    let plan = shared.images().map(Plan::lazily).transpose().map_err(not_back)?;
     let (ours, theirs) = wire::pair().doing("launch")?;
     let mut flags = sys::NEW_REST;
     if spec.isolation != Isolation::Plain {
@@ -153,6 +153,8 @@ pub(super) fn launch(
             if result.is_err() {
                 let _ = kill_process(pid, Signal::KILL);
             }
+            // Whoever asked waits, and all of it goes with this process.
+            mem::forget(plan);
             result
         }
     }
@@ -164,7 +166,10 @@ fn shared_memory(limit: Option<u64>) -> u64 {
     limit.map_or(SHARED_MEMORY_MAX, |limit| SHARED_MEMORY_MAX.min(limit / 2))
 }
 
-fn open_images(images: &[PathBuf]) -> Result<Option<Chain>, Failure> {
+type Overlays = Vec<(PathBuf, OwnedFd)>;
+
+/// `None` where there are none.
+pub(super) fn open_images(images: &[PathBuf]) -> Result<Option<Chain>, Failure> {
     if images.is_empty() {
         return Ok(None);
     }
@@ -176,10 +181,7 @@ fn not_back(err: forkpoint_checkpoint::Error) -> Failure {
     Failure::of(BRING_BACK, &err)
 }
 
-fn spawner_overlays(
-    spec: &LaunchSpec,
-    shared: &Shared,
-) -> Result<Vec<(PathBuf, OwnedFd)>, Failure> {
+fn spawner_overlays(spec: &LaunchSpec, shared: &Shared) -> Result<Overlays, Failure> {
     let LaunchSpec { isolation, data, marks, overlays, .. } = spec;
     spawner::overlays(*isolation, data, *marks, overlays, shared)
 }

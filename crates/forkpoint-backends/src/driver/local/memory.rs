@@ -213,8 +213,8 @@ impl Host {
     }
 
     fn top_image(&self, data: &ArtifactData, snapshot: SnapshotId) -> DriverResult<Option<Image>> {
-        let damaged = |err: ImageError| DriverError::Damaged { snapshot, reason: err.to_string() };
-        self.memory_images(data).pop().map(Image::open).transpose().map_err(damaged)
+        let top = self.memory_images(data).pop();
+        top.map(Image::open).transpose().map_err(damaged(snapshot))
     }
 
     /// Whether the processes of a snapshot can run here, before anything is made.
@@ -223,8 +223,9 @@ impl Host {
         data: &ArtifactData,
         snapshot: SnapshotId,
     ) -> DriverResult<()> {
-        let Some(image) = self.top_image(data, snapshot)? else { return Ok(()) };
-        checkpoint::restore::check_machine(&image.snapshot).map_err(full_error)
+        let Some(top) = self.memory_images(data).pop() else { return Ok(()) };
+        let machine = image::machine(&top).map_err(damaged(snapshot))?;
+        checkpoint::restore::check_machine(&machine).map_err(full_error)
     }
 }
 
@@ -235,6 +236,10 @@ pub(super) fn tree(record: &Record) -> Tree {
 
 pub(super) fn spec() -> CaptureSpec {
     CaptureSpec { patience: PATIENCE, ..CaptureSpec::default() }
+}
+
+fn damaged(snapshot: SnapshotId) -> impl Fn(ImageError) -> DriverError {
+    move |err| DriverError::Damaged { snapshot, reason: err.to_string() }
 }
 
 fn unavailable(reason: impl Into<String>) -> DriverError {

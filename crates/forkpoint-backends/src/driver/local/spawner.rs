@@ -8,6 +8,7 @@
 
 use std::{ffi::OsStr, fs, io, os::fd::OwnedFd, path::PathBuf};
 
+use forkpoint_checkpoint::Chain;
 use rustix::{
     process::{Pid, Signal, kill_process},
     time::Timespec,
@@ -61,6 +62,9 @@ pub(super) enum Outcome {
 pub(super) struct Shared {
     /// A user namespace whose only use is its map.
     owners: Option<OwnedFd>,
+    /// What was brought back last, and is likely to be brought back again: to read it takes as long as to bring it
+    /// back.
+    images: Option<(Vec<PathBuf>, Chain)>,
 }
 
 pub(super) fn is_asked() -> bool {
@@ -84,6 +88,7 @@ pub(super) fn serve() -> ! {
             Order::Prepare(isolation) => drop(shared.prepare_owners(isolation)),
             Order::Sweep { store: path, cgroups } => {
                 store = Some(path);
+                shared.forget_images();
                 in_a_copy(|| {
                     sweep(&cgroups);
                     let_go_later(fds);
@@ -162,7 +167,26 @@ fn let_go_later(old: Vec<OwnedFd>) {
 
 impl Shared {
     fn prepare(&mut self, spec: &LaunchSpec) -> Result<(), Failure> {
-        self.prepare_owners(spec.isolation)
+        self.prepare_owners(spec.isolation)?;
+        self.prepare_images(&spec.images)
+    }
+
+    fn prepare_images(&mut self, wanted: &[PathBuf]) -> Result<(), Failure> {
+        self.forget_images();
+        if self.images.as_ref().is_none_or(|(paths, _)| paths != wanted) {
+            self.images = launch::open_images(wanted)?.map(|chain| (wanted.to_vec(), chain));
+        }
+        Ok(())
+    }
+
+    /// Those that were deleted: what is open takes room on the disk.
+    fn forget_images(&mut self) {
+        self.images.take_if(|(_, chain)| !chain.is_as_opened());
+    }
+
+    /// Of what is being launched.
+    pub(super) fn images(&self) -> Option<&Chain> {
+        self.images.as_ref().map(|(_, chain)| chain)
     }
 
     fn prepare_owners(&mut self, isolation: launch::Isolation) -> Result<(), Failure> {

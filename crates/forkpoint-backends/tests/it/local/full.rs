@@ -262,6 +262,8 @@ fn a_damaged_image_is_refused_and_nothing_is_made() {
         let artifact = seal_full(&*sandbox).await;
         let directory = scene.root().join("memory").join(artifact.snapshot.to_string());
         for name in ["image.json", "pages"] {
+            // Whoever launches has read it, and must see that it is another now.
+            scene.restore(&artifact).await;
             let path = directory.join(name);
             let good = fs::read(&path).unwrap();
             let mut bad = good.clone();
@@ -292,12 +294,30 @@ fn what_nobody_needs_any_more_goes() {
         let kept = seal_full(&*sandbox).await;
         assert_eq!(images(), 1);
         scene.driver.sync(&kept).await.unwrap();
+        scene.restore(&kept).await;
         let memory = kept.pieces.iter().find(|piece| piece.name.0.starts_with("memory-")).unwrap();
         for _ in 0..2 {
             scene.driver.discard(&memory.name).await.unwrap();
             assert_eq!(images(), 0);
         }
+        // Nor does it take room because somebody has it open.
+        let name = kept.snapshot.to_string();
+        for _ in 0..500 {
+            if !is_open(&name) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("somebody has `{name}` open");
     });
+}
+
+/// Whether any process has a file open whose path has `name` in it.
+fn is_open(name: &str) -> bool {
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let files = processes.filter_map(|process| fs::read_dir(process.path().join("fd")).ok());
+    let links = files.flatten().flatten().filter_map(|file| fs::read_link(file.path()).ok());
+    links.map(|link| link.display().to_string()).any(|link| link.contains(name))
 }
 
 #[test]
