@@ -30,7 +30,7 @@ pub struct Bench<'a> {
 
 pub type Case = (&'static str, fn(&Bench<'_>) -> Vec<Row>);
 
-pub const ALL: [Case; 21] = [
+pub const ALL: [Case; 23] = [
     ("exec", lives::exec),
     ("create", lives::create),
     ("quiet", lives::create_after_quiet),
@@ -49,6 +49,8 @@ pub const ALL: [Case; 21] = [
     ("image", templates::unpack),
     ("full-small", full::small),
     ("full-python", full::python),
+    ("full-clean", full::clean),
+    ("full-node", full::node),
     ("docker-commit", containers::beside_commit),
     ("docker-volume", containers::volume),
     ("docker-space", containers::space),

@@ -1,6 +1,7 @@
 //! Processes and memory: kept, brought back, forked and rolled back, through the whole product.
 //!
-//! Beside them runc with CRIU, for one process that sleeps: the least that it can be asked.
+//! Beside them runc with CRIU, for one process that sleeps: the least that it can be asked; and what others have
+//! published, each of its own machine.
 
 use std::time::Duration;
 
@@ -14,22 +15,35 @@ use crate::{
 const SHELL: &str = "mkfifo /root/rest; exec 3<>/root/rest; i=0; while :; do i=$((i+1)); \
                      echo $i > /root/count; read -t 0.01 -u 3 x; done";
 
-/// Five threads and a heap; writes 1 MB of it when it is told to.
+/// Each line goes through all of them.
+const PIPED: &str = "i=0; mkfifo /root/rest; exec 3<>/root/rest; \
+                     while :; do i=$((i+1)); echo $i; read -t 0.01 -u 3 x; done \
+                     | while read x; do echo $x; done | while read x; do echo $x; done \
+                     | while read x; do echo $x > /root/count; done";
+
+/// Five threads and a heap; writes as many pages of it as it is told to.
 const PYTHON: &str = "
-import os, threading, time
-heap = bytearray(os.urandom(1 << 20)) * 200
+import os, sys, threading, time
+heap = bytearray(os.urandom(1 << 20)) * int(sys.argv[1])
 def idle():
     while True: time.sleep(0.05)
 for _ in range(4): threading.Thread(target=idle, daemon=True).start()
 at = 0
 while True:
     if os.path.exists('/root/want'):
-        for _ in range(256):
+        for _ in range(int(open('/root/want').read())):
             at = (at + 7 * 4096) % len(heap)
             heap[at] = 1
         os.remove('/root/want')
     open('/root/count', 'w').close()
     time.sleep(0.001)
+";
+
+const NODE: &str = "
+const http = require('http'), fs = require('fs');
+let asked = 0;
+http.createServer((_, answer) => answer.end(String(++asked))).listen(8000, '127.0.0.1');
+setInterval(() => fs.writeFileSync('/root/count', String(asked)), 10);
 ";
 
 /// What is wanted of a kind of program, in milliseconds.
@@ -41,12 +55,113 @@ struct Wanted {
     rollback: f64,
 }
 
+const SMALL: Wanted = Wanted { first: 5.0, later: 5.0, restore: 6.0, fork: 60.0, rollback: 3.0 };
+const LARGE: Wanted = Wanted { first: 15.0, later: 6.0, restore: 10.0, fork: 80.0, rollback: 5.0 };
+
+/// One that runs in a sandbox, and tells by `/root/count` that it does.
+struct Running<'a> {
+    bench: &'a Bench<'a>,
+    product: Product<'a>,
+    id: String,
+    what: String,
+}
+
+impl<'a> Running<'a> {
+    fn start(bench: &'a Bench<'a>, what: impl Into<String>, script: &str) -> Self {
+        let product = bench.product();
+        let (_, id) = product.create(Limits::None);
+        product.start(&id, script);
+        let running = Self { bench, product, id, what: what.into() };
+        running.wait();
+        running
+    }
+
+    fn python(bench: &'a Bench<'a>, megabytes: usize) -> Self {
+        let script = format!(
+            "cat > /root/program.py <<'END'\n{PYTHON}\nEND\n\
+             exec python3 /root/program.py {megabytes} > /dev/null 2>&1 < /dev/null"
+        );
+        Self::start(bench, format!("Python, {megabytes} MB, 5 threads"), &script)
+    }
+
+    fn wait(&self) {
+        self.product.script(&self.id, "until [ -e /root/count ]; do sleep 0.01; done");
+    }
+
+    /// Has Python write to so many of its pages.
+    fn write(&self, pages: usize) {
+        let script =
+            format!("echo {pages} > /root/want; while [ -e /root/want ]; do sleep 0.001; done");
+        self.product.script(&self.id, &script);
+    }
+
+    fn row(&self, text: &str, samples: Samples, most: Option<f64>) -> Row {
+        let row = Row::new(format!("{}: {text}", self.what), Unit::Milliseconds, samples);
+        Row { target: most.map(Target::AtMost), ..row }
+    }
+
+    /// How long it stands still at each of several snapshots, and how long all of each takes.
+    fn pauses(&self, rounds: usize, between: impl Fn()) -> (Samples, Samples, String) {
+        let (mut pauses, mut totals) = (Samples::default(), Samples::default());
+        let mut last = String::new();
+        for _ in 0..rounds {
+            between();
+            let (total, pause, snapshot) = self.product.snapshot_full(&self.id);
+            totals.add(total);
+            pauses.add(pause);
+            last = snapshot;
+        }
+        (pauses, totals, last)
+    }
+
+    fn all(&self, wanted: Option<&Wanted>, between: impl Fn()) -> Vec<Row> {
+        let most = |of: fn(&Wanted) -> f64| wanted.map(of);
+        let (first, first_total, _) = self.pauses(1, || {});
+        let (later, total, snapshot) = self.pauses(self.bench.rounds(20, 3), between);
+        let [mut forks, mut many, mut rollbacks] = [const { Samples(Vec::new()) }; 3];
+        let one = (0..self.bench.rounds(20, 3)).map(|_| self.forked(&snapshot, 1));
+        let restores: Samples = one.collect();
+        for _ in 0..self.bench.rounds(5, 1) {
+            forks.add(self.forked(&snapshot, 10));
+        }
+        for _ in 0..self.bench.rounds(3, 0) {
+            many.add(self.forked(&snapshot, 64));
+        }
+        for _ in 0..self.bench.rounds(15, 2) {
+            rollbacks.add(self.product.rollback(&self.id));
+            self.wait();
+        }
+        vec![
+            self.row("pause of the first full snapshot", first, most(|wanted| wanted.first))
+                .with("all of it", first_total),
+            self.row("pause of a later one", later, most(|wanted| wanted.later))
+                .with("all of it", total)
+                .with("published by DeltaBox, patched kernel", Samples(vec![10.83])),
+            self.row("restore until it runs", restores, most(|wanted| wanted.restore))
+                .with("published by DeltaBox, until a command is accepted", Samples(vec![7.6])),
+            self.row("fork 10", forks, most(|wanted| wanted.fork)),
+            self.row("fork 64", many, None)
+                .with("published by DeltaBox, 64 MB each", Samples(vec![271.0])),
+            self.row("rollback", rollbacks, most(|wanted| wanted.rollback)),
+        ]
+    }
+
+    fn forked(&self, snapshot: &str, count: usize) -> Duration {
+        let (time, copies) = self.product.fork(snapshot, count);
+        for copy in &copies {
+            self.product.destroy(copy);
+        }
+        self.product.rest();
+        time
+    }
+}
+
+fn in_bash(script: &str) -> String {
+    format!("exec bash -c '{script}' > /dev/null 2>&1 < /dev/null")
+}
+
 pub(super) fn small(bench: &Bench<'_>) -> Vec<Row> {
-    let product = bench.product();
-    let (_, id) = product.create(Limits::None);
-    product.start(&id, &format!("exec bash -c '{SHELL}' > /dev/null 2>&1 < /dev/null"));
-    let wanted = Wanted { first: 5.0, later: 5.0, restore: 6.0, fork: 60.0, rollback: 3.0 };
-    let mut rows = measure(bench, &product, &id, "a shell loop", &wanted, || {});
+    let mut rows = Running::start(bench, "a shell loop", &in_bash(SHELL)).all(Some(&SMALL), || {});
     let mut by_runc = [
         Rival::new("runc checkpoint, one sleeping process", &bench.peers.runc),
         Rival::new("runc restore", &bench.peers.runc),
@@ -71,70 +186,54 @@ pub(super) fn small(bench: &Bench<'_>) -> Vec<Row> {
             rows.insert(index, rival.stand_beside(row));
         }
     }
+    rows.extend(
+        Running::start(bench, "four piped shells", &in_bash(PIPED)).all(Some(&SMALL), || {}),
+    );
     rows
 }
 
 pub(super) fn python(bench: &Bench<'_>) -> Vec<Row> {
-    let product = bench.product();
-    let (_, id) = product.create(Limits::None);
-    product.script(&id, &format!("cat > /root/program.py <<'END'\n{PYTHON}\nEND"));
-    product.start(&id, "exec python3 /root/program.py > /dev/null 2>&1 < /dev/null");
-    let wanted = Wanted { first: 15.0, later: 6.0, restore: 10.0, fork: 80.0, rollback: 5.0 };
-    let dirty = || {
-        product.script(&id, "touch /root/want; while [ -e /root/want ]; do sleep 0.001; done");
-    };
-    measure(bench, &product, &id, "Python, 200 MB, 5 threads", &wanted, dirty)
+    let running = Running::python(bench, 200);
+    let mut rows = running.all(Some(&LARGE), || running.write(256));
+    drop(running);
+    for megabytes in [64, 200] {
+        let running = Running::python(bench, megabytes);
+        running.pauses(1, || {});
+        for (pages, text) in [(75, "0.3 MB"), (256, "1 MB"), (2560, "10 MB")] {
+            let (pauses, totals, _) = running.pauses(bench.rounds(10, 2), || running.write(pages));
+            let what = format!("pause with {text} written since the last");
+            rows.push(running.row(&what, pauses, None).with("all of it", totals));
+        }
+    }
+    rows
 }
 
-fn measure(
-    bench: &Bench<'_>,
-    product: &Product<'_>,
-    id: &str,
-    what: &str,
-    wanted: &Wanted,
-    between: impl Fn(),
-) -> Vec<Row> {
-    product.script(id, "until [ -e /root/count ]; do sleep 0.01; done");
-    let (first_total, first, mut snapshot) = product.snapshot_full(id);
-    let [mut pauses, mut totals, mut restores, mut forks, mut rollbacks] =
-        [const { Samples(Vec::new()) }; 5];
-    for _ in 0..bench.rounds(20, 3) {
-        between();
-        let (total, pause, taken) = product.snapshot_full(id);
-        totals.add(total);
-        pauses.add(pause);
-        snapshot = taken;
+/// The more memory there is that nobody writes to, the longer takes the first, and no later one.
+pub(super) fn clean(bench: &Bench<'_>) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for megabytes in [64, 256, 1024] {
+        let running = Running::python(bench, megabytes);
+        let (first, first_total, _) = running.pauses(1, || {});
+        rows.push(running.row("pause of the first", first, None).with("all of it", first_total));
+        let (later, total, _) = running.pauses(bench.rounds(10, 2), || running.write(256));
+        rows.push(running.row("pause with 1 MB written", later, None).with("all of it", total));
     }
-    for _ in 0..bench.rounds(20, 3) {
-        restores.add(forked(product, &snapshot, 1));
-    }
-    for _ in 0..bench.rounds(5, 1) {
-        forks.add(forked(product, &snapshot, 10));
-    }
-    for _ in 0..bench.rounds(15, 2) {
-        rollbacks.add(product.rollback(id));
-        product.script(id, "until [ -e /root/count ]; do sleep 0.01; done");
-    }
-    let row = |text: &str, samples: Samples, most: f64| {
-        let row = Row::new(format!("{what}: {text}"), Unit::Milliseconds, samples);
-        Row { target: Some(Target::AtMost(most)), ..row }
-    };
-    let one = |time: Duration| [time].into_iter().collect::<Samples>();
-    vec![
-        row("pause of the first full snapshot", one(first), wanted.first)
-            .with("all of it", one(first_total)),
-        row("pause of a later one", pauses, wanted.later).with("all of it", totals),
-        row("restore until it runs", restores, wanted.restore),
-        row("fork 10", forks, wanted.fork),
-        row("rollback", rollbacks, wanted.rollback),
-    ]
+    rows
 }
 
-fn forked(product: &Product<'_>, snapshot: &str, count: usize) -> Duration {
-    let (time, copies) = product.fork(snapshot, count);
-    for copy in &copies {
-        product.destroy(copy);
+pub(super) fn node(bench: &Bench<'_>) -> Vec<Row> {
+    const MISSING: &str = "`node` is not there";
+    let is_there = ["/usr/bin/node", "/usr/local/bin/node"].iter().any(|path| exists(path));
+    if !is_there {
+        return vec![Row::missing("a Node server".to_owned(), MISSING)];
     }
-    product.rest();
-    time
+    let script = format!(
+        "cat > /root/server.js <<'END'\n{NODE}\nEND\n\
+         exec node /root/server.js > /dev/null 2>&1 < /dev/null"
+    );
+    Running::start(bench, "a Node server", &script).all(None, || {})
+}
+
+fn exists(path: &str) -> bool {
+    std::path::Path::new(path).exists()
 }
