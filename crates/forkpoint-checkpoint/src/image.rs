@@ -11,6 +11,7 @@ mod chain;
 mod check;
 mod file;
 mod model;
+mod mount;
 mod open;
 mod seen;
 #[cfg(test)]
@@ -21,6 +22,7 @@ pub(crate) use chain::Piece;
 pub(crate) use file::write;
 pub use file::{Image, ImageId, sync};
 pub use model::*;
+pub use mount::*;
 pub use open::*;
 
 use std::{io, path::PathBuf};

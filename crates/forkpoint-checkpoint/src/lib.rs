@@ -21,6 +21,7 @@ mod error;
 mod freeze;
 mod hand;
 pub mod image;
+mod mounts;
 pub mod pager;
 mod ranges;
 pub mod restore;

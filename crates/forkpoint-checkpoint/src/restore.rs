@@ -21,6 +21,7 @@ use crate::{
     freeze::{Frozen, Held, Tree, freeze},
     hand::{Reins, quiet_signal},
     image::{Alive, Chain, FileKind, MappingKind, MemoryId, Process, Snapshot},
+    mounts::Names,
     pager::Pager,
     ranges::Range,
     script::{Call, Outcome},
@@ -311,7 +312,7 @@ fn take_place(held: &mut Held, alive: &Alive, script: &Assembled) -> io::Result<
         return Err(io::Error::other("a thread is missing"));
     }
     let whose = Whose { pid, name: String::new() };
-    let maps = Maps::of(pid, &whose, &mut Findings::default())?;
+    let maps = Maps::of(pid, &Names::new(), &whose, &mut Findings::default())?;
     let vdso = maps.vdso.ok_or_else(|| io::Error::other("it has no vDSO"))?;
     let status = Status::of(pid, pid)?;
     let waiting = status.hex("SigPnd")? | status.hex("ShdPnd")?;

@@ -29,6 +29,7 @@ use crate::{
     coverage::{DEVICES, Findings, Whose},
     freeze::{Held, Tree},
     image::{Bytes, Descriptor, FileKind, MemoryId, OpenFile, Process},
+    mounts::Names,
     sys,
 };
 
@@ -62,6 +63,7 @@ pub(super) struct Files {
     clients: bool,
     /// Files without a name that are mapped.
     mapped: HashSet<MemoryId>,
+    names: Names,
     connections: Connections,
 }
 
@@ -70,6 +72,7 @@ impl Files {
         tree: &Tree,
         inside: HashMap<i32, i32>,
         mapped: HashSet<MemoryId>,
+        names: Names,
         connections: Connections,
     ) -> io::Result<Self> {
         let init = tree.init;
@@ -86,6 +89,7 @@ impl Files {
             inside,
             clients: tree.clients,
             mapped,
+            names,
             connections,
         })
     }
@@ -215,10 +219,12 @@ impl Files {
         if seen.stat.st_nlink == 0 && !directory {
             return deleted(seen);
         }
-        if !self.leads_to(seen) {
-            return Err(format!("{ELSEWHERE}; close it first"));
-        }
-        let (path, position) = (seen.name.to_owned(), seen.info.position());
+        let path = match self.names.get(&memory) {
+            _ if self.leads_to(seen) => seen.name.to_owned(),
+            Some(other) => other.clone(),
+            None => return Err(format!("{ELSEWHERE}; close it first")),
+        };
+        let position = seen.info.position();
         Ok(FileKind::Path { path, position, directory, lock: None })
     }
 

@@ -12,6 +12,7 @@ use crate::{
     freeze::{Held, Task},
     hand::{Reins, quiet_signal},
     image::{Alive, Bytes, PosixTimer, Space, Thread},
+    mounts::{self, Names},
     script::Foothold,
     sys::{self, ptrace},
 };
@@ -22,17 +23,19 @@ pub(super) struct Common {
     pub(super) uids: Ids,
     pub(super) gids: Ids,
     namespaces: Vec<(String, String)>,
+    pub(super) names: Names,
 }
 
 const NAMESPACES: [&str; 8] =
     ["cgroup", "ipc", "mnt", "net", "pid_for_children", "time_for_children", "user", "uts"];
 
 impl Common {
-    pub(super) fn of(init: i32) -> io::Result<Self> {
+    pub(super) fn of(init: i32, mounts: &[&str]) -> io::Result<Self> {
         Ok(Self {
             uids: Ids::of(init, "uid_map")?,
             gids: Ids::of(init, "gid_map")?,
             namespaces: namespaces(init)?,
+            names: mounts::names(init, mounts)?,
         })
     }
 }
@@ -62,7 +65,7 @@ pub(super) fn look(held: &mut Held, common: &Common, findings: &mut Findings) ->
     let stat = Stat::of(pid)?;
     let whose = Whose { pid: status.last("NSpid")?, name: status.text("Name").to_owned() };
     check_process(pid, &status, common, &whose, findings)?;
-    let maps = Maps::of(pid, &whose, findings)?;
+    let maps = Maps::of(pid, &common.names, &whose, findings)?;
     if maps.vdso.is_none() {
         findings.refuse(&whose, "no vDSO", "without the kernel's own code it cannot be led");
     }

@@ -11,6 +11,8 @@ use crate::{
     sys::{PAGE, task::LIMITS},
 };
 
+mod mounts;
+
 const PROCESSES_MAX: usize = 1 << 15;
 const THREADS_MAX: usize = 1 << 15;
 const MAPPINGS_MAX: usize = 1 << 17;
@@ -35,7 +37,7 @@ fn must(holds: bool, what: impl FnOnce() -> String) -> Verdict {
 }
 
 pub(super) fn snapshot(snapshot: &Snapshot, pages_len: u64) -> Verdict {
-    let Snapshot { processes, files, memories, machine: _ } = snapshot;
+    let Snapshot { processes, files, memories, mounts, machine: _ } = snapshot;
     must(processes.len() <= PROCESSES_MAX, || "too many processes".to_owned())?;
     must(files.len() <= FILES_MAX, || "too many open files".to_owned())?;
     must(pages_len.is_multiple_of(PAGE), || "half a page".to_owned())?;
@@ -57,6 +59,7 @@ pub(super) fn snapshot(snapshot: &Snapshot, pages_len: u64) -> Verdict {
         open_file(file, files.len()).map_err(|why| format!("open file {index}: {why}"))
     })?;
     memories.iter().try_for_each(|memory| self::memory(memory, pages_len))?;
+    mounts::all(mounts, pages_len)?;
     no_memory_is_missing(snapshot)
 }
 

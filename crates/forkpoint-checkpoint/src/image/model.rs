@@ -5,7 +5,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::open::{OpenFile, RecordLock};
+use super::{
+    mount::KeptMount,
+    open::{OpenFile, RecordLock},
+};
 pub use crate::arch::Registers;
 
 /// Bytes, in hexadecimal digits.
@@ -22,6 +25,9 @@ pub struct Snapshot {
     /// Memory that is a file without a name; mappings and open files point here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memories: Vec<Memory>,
+    /// File systems in memory, with what is in them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<KeptMount>,
 }
 
 /// Where it was captured: kernel memory is not portable.

@@ -8,6 +8,7 @@ mod kinds;
 mod lazy;
 mod locks;
 mod memory;
+mod mounts;
 mod place;
 mod programs;
 mod refusals;

@@ -28,6 +28,7 @@ use super::{
     host::{ArtifactData, Host, failed, io_error, layer_error},
     launch::Isolation,
     record::Record,
+    root,
 };
 
 mod since;
@@ -110,8 +111,7 @@ impl Host {
         }
         let _lock = self.lock(record.id)?;
         let found = checkpoint::examine(&tree(record), &spec()).map_err(full_error)?;
-        let shared = check_shared(record).err().map(|err| blocks(err.to_string()));
-        Ok(found.0.iter().map(|refusal| blocks(refusal.to_string())).chain(shared).collect())
+        Ok(found.0.iter().map(|refusal| blocks(refusal.to_string())).collect())
     }
 
     /// Files, processes and memory of one moment. The sandbox is locked, and runs until then and from then on.
@@ -127,8 +127,7 @@ impl Host {
         }
         let mut files = None;
         let moment = || {
-            let sealed = check_shared(&record).and_then(|()| self.seal_files(lock, id, snapshot));
-            let sealed = files.insert(sealed);
+            let sealed = files.insert(self.seal_files(lock, id, snapshot));
             // What it was is told below.
             sealed.as_ref().map(drop).map_err(|_| io::ErrorKind::Other.into())
         };
@@ -234,7 +233,7 @@ pub(super) fn tree(record: &Record) -> Tree {
 }
 
 pub(super) fn spec() -> CaptureSpec {
-    CaptureSpec { patience: PATIENCE, ..CaptureSpec::default() }
+    CaptureSpec { patience: PATIENCE, mounts: root::IN_MEMORY, ..CaptureSpec::default() }
 }
 
 fn unavailable(reason: impl Into<String>) -> DriverError {
@@ -247,20 +246,6 @@ fn full_error(err: checkpoint::Error) -> DriverError {
         checkpoint::Error::Refused(refusals) => unavailable(refusals.to_string()),
         err @ checkpoint::Error::OtherMachine { .. } => unavailable(err.to_string()),
         err => failed("keep processes and memory")(err),
-    }
-}
-
-/// What is in `/dev/shm` is in no layer, and a process that has it open would not find it again.
-fn check_shared(record: &Record) -> DriverResult<()> {
-    let init = record.init.as_ref().map_or(0, |init| init.pid);
-    let entries = fs::read_dir(format!("/proc/{init}/root/dev/shm"));
-    let first = entries.map_err(failed("look into /dev/shm"))?.flatten().next();
-    match first.map(|entry| entry.file_name()) {
-        Some(name) => Err(unavailable(format!(
-            "`/dev/shm/{}` is in memory that is not kept; remove it first, or end who made it",
-            name.display()
-        ))),
-        None => Ok(()),
     }
 }
 

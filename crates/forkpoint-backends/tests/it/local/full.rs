@@ -335,17 +335,67 @@ time.sleep(1000)
     });
 }
 
+/// One writes to a segment with a name, and another waits at a semaphore with a name.
+const SEGMENT: &str = "
+import ctypes, os, time
+from multiprocessing import resource_tracker, shared_memory
+resource_tracker.register = lambda *_: None
+libc = ctypes.CDLL(None)
+libc.sem_open.restype = ctypes.c_void_p
+libc.sem_open.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_uint]
+for name in ('sem_wait', 'sem_post'): getattr(libc, name).argtypes = [ctypes.c_void_p]
+segment = shared_memory.SharedMemory('numbers', create=True, size=4096)
+gate = libc.sem_open(b'/gate', os.O_CREAT, 0o600, 0)
+os.mkdir('/dev/more'); os.symlink('shm', '/dev/more/link')
+if os.fork(): os._exit(0)
+for fd in (0, 1, 2): os.dup2(os.open('/dev/null', os.O_RDWR), fd)
+if os.fork() == 0:
+    segment = shared_memory.SharedMemory('numbers')
+    gate = libc.sem_open(b'/gate', 0, 0, 0)
+    while True:
+        libc.sem_wait(gate)
+        segment.buf[0] += 1
+while True: time.sleep(1)
+";
+
+const STEP: &str = "
+import ctypes, os, time
+from multiprocessing import resource_tracker, shared_memory
+resource_tracker.register = lambda *_: None
+libc = ctypes.CDLL(None)
+libc.sem_open.restype = ctypes.c_void_p
+libc.sem_open.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_uint]
+libc.sem_post.argtypes = [ctypes.c_void_p]
+segment = shared_memory.SharedMemory('numbers')
+before = segment.buf[0]
+libc.sem_post(libc.sem_open(b'/gate', 0, 0, 0))
+while segment.buf[0] == before: time.sleep(0.001)
+print(segment.buf[0], os.readlink('/dev/more/link'), sorted(os.listdir('/dev/shm')))
+";
+
 #[test]
-fn files_in_shared_memory_are_refused_by_name() {
+fn shared_memory_with_a_name_is_shared_again() {
     let Some(scene) = Scene::new(true) else { return };
     scene.run(async {
-        let sandbox = counting(&scene).await;
-        sh(&*sandbox, "echo here > /dev/shm/mine").await;
-        let err = try_seal_full(&*sandbox).await.unwrap_err();
-        assert!(err.to_string().contains("/dev/shm/mine"), "{}", with_causes(&err));
-        let found = scene.driver.validate(sandbox.id(), SnapshotKind::Full).await.unwrap();
-        assert!(found.iter().any(|finding| finding.message.contains("/dev/shm/mine")), "{found:?}");
-        sh(&*sandbox, "rm /dev/shm/mine").await;
-        seal_full(&*sandbox).await;
+        let sandbox = scene.create().await;
+        python(&*sandbox, SEGMENT).await;
+        sh(&*sandbox, "while ! [ -e /dev/shm/sem.gate ]; do sleep 0.01; done").await;
+        let told = |count: u32| format!("{count} shm ['numbers', 'sem.gate']\n");
+        assert_eq!(python(&*sandbox, STEP).await, told(1));
+        assert!(scene.driver.validate(sandbox.id(), SnapshotKind::Full).await.unwrap().is_empty());
+        let artifact = seal_full(&*sandbox).await;
+        assert_eq!(python(&*sandbox, STEP).await, told(2));
+        for _ in 0..2 {
+            let copy = scene.restore(&artifact).await;
+            assert_eq!(python(&*copy, STEP).await, told(2));
+            assert_eq!(python(&*copy, STEP).await, told(3));
+        }
+        sh(&*sandbox, "rm /dev/shm/numbers; echo > /dev/shm/new").await;
+        let back = scene.driver.rollback(sandbox.id(), &spec(), &artifact).await.unwrap();
+        assert_eq!(python(&*back, STEP).await, told(2));
+        assert_eq!(
+            sh(&*back, "readlink /dev/stdin; echo x > /dev/null; ls /dev/shm | wc -l").await,
+            "/proc/self/fd/0\n2\n"
+        );
     });
 }
