@@ -14,9 +14,10 @@ use crate::{
     error::{Doing as _, Error, Refusals, Result},
     freeze::{Frozen, Held, Tree, freeze},
     hand::Reins,
-    image::{self, ImageId, KeptMount, Life, OpenFile, Process, Snapshot},
+    image::{self, ImageId, KeptMount, Life, OpenFile, Process, Segment, Snapshot},
     mounts::{self, Names},
     pager::until_whole,
+    segments,
     sys::{self, Deadline, ptrace},
     track::{LiesOver, Tracker},
 };
@@ -102,8 +103,9 @@ impl Captured {
 pub fn examine(tree: &Tree, spec: &CaptureSpec) -> Result<Refusals> {
     let deadline = Deadline::after(spec.patience);
     let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
-    let looked = look_at_all(tree, spec, &mut frozen).and_then(|_| {
+    let looked = look_at_all(tree, spec, &mut frozen).and_then(|looked| {
         let mut findings = Findings::default();
+        look_at_segments(tree, &looked.drafts, &mut findings)?;
         look_at_mounts(tree, spec, &mut findings)?;
         findings.verdict()
     });
@@ -262,6 +264,7 @@ fn read(
     let doors = shared::doors(frozen, &drafts, &files);
     let memories = shared::look(&doors, &mut findings).system("look at shared memory")?;
     let mut mounts = look_at_mounts(tree, spec, &mut findings)?;
+    let segments = look_at_segments(tree, &drafts, &mut findings)?;
     findings.verdict()?;
 
     let mut findings = Findings::default();
@@ -286,10 +289,11 @@ fn read(
     });
     let memories = memories.collect::<Result<_>>()?;
     mounts::copy(tree.init, &mut mounts, &mut pages).system("copy files in memory")?;
+    let segments = segments::copy(segments, &mut pages).system("copy memory of System V")?;
     let machine = machine::of(&drafts).system("look at this machine")?;
     let mut processes = processes(drafts, &inside);
     processes.extend(dead);
-    let snapshot = Snapshot { machine, processes, files, memories, mounts };
+    let snapshot = Snapshot { machine, processes, files, memories, mounts, segments };
     Ok(Captured { snapshot, pause: Duration::ZERO, pages, parent })
 }
 
@@ -299,6 +303,14 @@ fn look_at_mounts(
     findings: &mut Findings,
 ) -> Result<Vec<KeptMount>> {
     mounts::look(tree.init, spec.mounts, findings).system("look at files in memory")
+}
+
+fn look_at_segments(
+    tree: &Tree,
+    drafts: &[Draft],
+    findings: &mut Findings,
+) -> Result<Vec<(Segment, File)>> {
+    segments::look(tree.init, drafts, findings).system("look at memory of System V")
 }
 
 fn check_sharing(

@@ -27,6 +27,7 @@ mod ranges;
 pub mod restore;
 mod rollback;
 mod script;
+mod segments;
 mod sys;
 mod track;
 

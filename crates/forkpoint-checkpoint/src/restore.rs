@@ -25,6 +25,7 @@ use crate::{
     pager::Pager,
     ranges::Range,
     script::{Call, Outcome},
+    segments,
     sys::{Deadline, Patience, ptrace, task::threads_here},
 };
 
@@ -46,6 +47,9 @@ use self::{
     board::Board,
     lazy::Laziness,
 };
+
+/// How long processes may take to attach memory that only they keep.
+const TOGETHER: Duration = Duration::from_secs(20);
 
 /// All that is needed to bring a tree back.
 #[derive(Debug)]
@@ -100,7 +104,9 @@ impl Numbers {
                     MappingKind::Shared { path, writable, .. } => {
                         mapped.entry(path.clone()).or_default().1 |= writable;
                     }
-                    MappingKind::Anonymous { .. } | MappingKind::Memory { .. } => {}
+                    MappingKind::Anonymous { .. }
+                    | MappingKind::Memory { .. }
+                    | MappingKind::Segment { .. } => {}
                 }
             }
         }
@@ -185,12 +191,32 @@ impl<'a> Plan<'a> {
             let source = io::Error::other("a process with several threads must not be copied");
             return Err(Error::System { doing: "bring processes back", source });
         }
-        let result = files::open_all(self).and_then(|()| tree::spawn(self));
+        let result = self.build_tree();
         if let Err(err) = &result {
             self.board.fail(1, err);
         }
         files::close_all(&self.numbers);
         result
+    }
+
+    fn build_tree(&self) -> Result<()> {
+        let segments = segments::make_all(&self.snapshot().segments, self.chain);
+        let doomed = segments.system("make memory of System V")?;
+        files::open_all(self).and_then(|()| tree::spawn(self))?;
+        if doomed.is_empty() {
+            return Ok(());
+        }
+        // Until everybody has attached them, they are there because of this process.
+        let deadline = Deadline::after(TOGETHER);
+        let mut patience = Patience::default();
+        while self.board.ready() < self.threads() && self.board.failure().is_none() {
+            if deadline.passed() {
+                let (ready, wanted) = (self.board.ready(), self.threads());
+                return Err(Error::Late { ready, wanted });
+            }
+            patience.wait();
+        }
+        Ok(())
     }
 
     /// Waits until the tree below `init` is complete, checks every step, and lets it run.

@@ -22,6 +22,7 @@ use crate::{
     mounts::{self, Names},
     restore,
     script::Script,
+    segments,
     sys::{self, Deadline, Patience, ptrace},
     track::Tracker,
 };
@@ -178,6 +179,10 @@ impl<'a> Plan<'a> {
         {
             return Err(not_in_place(format!("shared memory `{}` is gone", gone.name)));
         }
+        let segments = segments::still_fit(tree.init, &snapshot.segments);
+        if let Err(id) = segments.system("look at memory of System V")? {
+            return Err(not_in_place(format!("segment {id} of System V is gone")));
+        }
         let drafts =
             drafts.into_iter().map(|draft| known.contains(&draft.whose.pid).then_some(draft));
         Ok(Self { init: tree.init, snapshot, drafts: drafts.collect(), new, doors, names })
@@ -200,6 +205,8 @@ impl<'a> Plan<'a> {
         }
         self.fill_mounts(chain)?;
         self.end_new(frozen, deadline)?;
+        let segments = segments::put_back(self.init, &self.snapshot.segments, chain);
+        segments.system("write memory of System V")?;
         for (held, draft) in frozen.processes.iter_mut().zip(&mut self.drafts) {
             let Some(draft) = draft else { continue };
             let pid = draft.whose.pid;

@@ -242,7 +242,9 @@ pub(crate) fn is_trackable(mapping: &Mapping) -> bool {
         MappingKind::Private { .. } | MappingKind::Memory { private: true, .. } => {
             mapping.access & WRITE != 0
         }
-        MappingKind::Shared { .. } | MappingKind::Memory { private: false, .. } => false,
+        MappingKind::Shared { .. }
+        | MappingKind::Segment { .. }
+        | MappingKind::Memory { private: false, .. } => false,
     }
 }
 

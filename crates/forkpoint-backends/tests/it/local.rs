@@ -24,6 +24,7 @@ mod hostile;
 mod images;
 mod limits;
 mod looks;
+mod postgres;
 mod rights;
 mod scene;
 mod seals;

@@ -124,6 +124,9 @@ fn kind(pid: i32, line: &Line<'_>, known: &mut Known<'_>) -> Result<MappingKind,
     if !line.shared && (line.inode == 0 && is_anonymous || name == "/dev/zero") {
         return Ok(MappingKind::Anonymous { grows_down: name == "[stack]" });
     }
+    if line.shared && name.starts_with("/SYSV") && line.offset == 0 {
+        return Ok(MappingKind::Segment { id: line.inode as i32 });
+    }
     let is_memory = name.starts_with("[anon_shmem:") && line.shared;
     if line.inode == 0 || !name.starts_with('/') && !is_memory || is_special(name) {
         return Err(coverage::mapping(name).to_owned());

@@ -24,7 +24,7 @@ use crate::{
 
 const WRITE: u32 = 2;
 const SEAL_FUTURE_WRITE: u32 = 0x10;
-const HUGE_PAGES: i64 = 0x9584_58f6;
+pub(crate) const HUGE_PAGES: i64 = 0x9584_58f6;
 /// Copied so much at a time.
 const CHUNK: u64 = 4 << 20;
 

@@ -28,6 +28,9 @@ pub struct Snapshot {
     /// File systems in memory, with what is in them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub mounts: Vec<KeptMount>,
+    /// Memory of System V.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub segments: Vec<Segment>,
 }
 
 /// Where it was captured: kernel memory is not portable.
@@ -186,6 +189,10 @@ pub enum MappingKind {
         offset: u64,
         private: bool,
     },
+    /// A [`Segment`], all of it.
+    Segment {
+        id: i32,
+    },
 }
 
 /// Device and inode, when it was captured.
@@ -201,6 +208,22 @@ pub struct Memory {
     pub mode: u32,
     /// What must not be done with it any more.
     pub seals: u32,
+    /// What is not empty of it; all of that is in this image.
+    pub stored: Vec<Stored>,
+}
+
+/// Memory of System V (`shmget`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segment {
+    pub id: i32,
+    pub key: i32,
+    pub len_bytes: u64,
+    pub mode: u32,
+    /// User and group.
+    pub owner: (u32, u32),
+    pub maker: (u32, u32),
+    /// It goes when nobody has it any more.
+    pub doomed: bool,
     /// What is not empty of it; all of that is in this image.
     pub stored: Vec<Stored>,
 }

@@ -100,6 +100,19 @@ fn mount() -> KeptMount {
     KeptMount { path: "/dev/shm".to_owned(), entries }
 }
 
+fn segment() -> Segment {
+    Segment {
+        id: 3,
+        key: 7,
+        len_bytes: 9,
+        mode: 0o600,
+        owner: (0, 1),
+        maker: (2, 3),
+        doomed: true,
+        stored: vec![Stored { start: 0, end: PAGE, at: 0 }],
+    }
+}
+
 fn snapshot(stored: Vec<Stored>) -> Snapshot {
     let process = |pid, parent, life| Process {
         pid,
@@ -128,6 +141,7 @@ fn snapshot(stored: Vec<Stored>) -> Snapshot {
         ],
         memories: Vec::new(),
         mounts: vec![mount()],
+        segments: vec![segment()],
         files: vec![OpenFile { locks: Vec::new(), flags: 2, kind: path }],
     }
 }
@@ -215,8 +229,8 @@ fn another_format_is_refused_by_name() {
 fn format_1_is_read() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/image-v1");
     let chain = Chain::open([path.into()]).unwrap();
-    // It knew no mounts.
-    let wanted = Snapshot { mounts: Vec::new(), ..snapshot(all_stored()) };
+    // It knew neither.
+    let wanted = Snapshot { mounts: Vec::new(), segments: Vec::new(), ..snapshot(all_stored()) };
     assert_eq!(chain.top().snapshot, wanted);
 }
 
@@ -363,6 +377,13 @@ fn what_cannot_be_true_is_refused() {
         ),
         (format!("{mount}/entries/1/kind"), serde_json::json!("directory"), "of nothing"),
         (format!("{mount}/entries/2/kind"), serde_json::json!("fifo"), "in no directory"),
+        ("/snapshot/segments/0/len_bytes".to_owned(), serde_json::json!(0), "no such length"),
+        ("/snapshot/segments/0/id".to_owned(), serde_json::json!(-1), "no such state"),
+        (
+            format!("{alive}/mappings/0/kind"),
+            serde_json::json!({"segment": {"id": 3}}),
+            "a segment is missing",
+        ),
         ("/sums/0".to_owned(), serde_json::json!("00"), "not what was written"),
         ("/pages_len_bytes".to_owned(), serde_json::json!(2 * PAGE), "not stored"),
     ];

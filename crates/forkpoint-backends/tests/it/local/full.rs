@@ -53,7 +53,7 @@ async fn try_seal_full(sandbox: &dyn Sandbox) -> DriverResult<Artifact> {
     artifact
 }
 
-async fn seal_full(sandbox: &dyn Sandbox) -> Artifact {
+pub(super) async fn seal_full(sandbox: &dyn Sandbox) -> Artifact {
     try_seal_full(sandbox).await.unwrap_or_else(|err| panic!("{}", with_causes(&err)))
 }
 
