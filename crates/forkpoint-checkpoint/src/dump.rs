@@ -187,9 +187,7 @@ pub(crate) fn look_at_all(tree: &Tree, spec: &CaptureSpec, frozen: &mut Frozen) 
     let mut findings = Findings::default();
     let (drafts, names) = drafts(tree, spec, frozen, &mut findings)?;
     let inside = inside(frozen, &drafts);
-    // What is new is closed, so it does not matter whom it is to.
-    let spec = CaptureSpec { connections: Connections::Close, ..*spec };
-    let (drafts, files) = open_files(tree, &spec, frozen, drafts, inside, &names, &mut findings)?;
+    let (drafts, files) = open_files(tree, spec, frozen, drafts, inside, &names, &mut findings)?;
     findings.verdict()?;
     Ok(Looked { drafts, files, names })
 }
@@ -236,6 +234,7 @@ fn open_files(
         files.add(held, draft, findings).doing("read open files", held.pid)?;
     }
     files.check_pipes(findings).system("look at pipes")?;
+    files.add_masters(&drafts).system("look at terminals")?;
     files.check_terminals(&drafts, findings);
     files.check_pairs(&drafts, findings);
     files.join_connections(&drafts, findings).system("look at connections")?;

@@ -380,6 +380,15 @@ impl Held {
 }
 
 impl Frozen {
+    /// Who is no part of the tree after all. It stands like the others.
+    pub(crate) fn set_aside(&mut self, is_bystander: impl Fn(i32) -> bool) {
+        let all = std::mem::take(&mut self.processes);
+        let (aside, rest) = all.into_iter().partition(|held: &Held| is_bystander(held.pid));
+        let aside: Vec<Held> = aside;
+        self.bystanders.extend(aside);
+        self.processes = rest;
+    }
+
     pub(crate) fn thaw(mut self) {
         self.release();
     }

@@ -32,6 +32,7 @@ use crate::{
 mod assemble;
 mod board;
 mod files;
+mod keeper;
 mod lazy;
 mod opener;
 mod rights;
@@ -202,7 +203,9 @@ impl<'a> Plan<'a> {
     fn build_tree(&self) -> Result<()> {
         let segments = segments::make_all(&self.snapshot().segments, self.chain);
         let doomed = segments.system("make memory of System V")?;
-        files::open_all(self).and_then(|()| tree::spawn(self))?;
+        files::open_all(self)?;
+        tree::spawn(self)?;
+        keeper::spawn(self)?;
         if doomed.is_empty() {
             return Ok(());
         }
@@ -233,6 +236,9 @@ impl<'a> Plan<'a> {
             ptrace::EXIT_KILL | ptrace::SUSPEND_SECCOMP,
             deadline,
         )?;
+        if let Some(number) = keeper::number(self.snapshot()) {
+            frozen.set_aside(|pid| inside(pid) == Some(number));
+        }
         let result = self.check_and_prepare(&mut frozen, pager, lazily);
         if result.is_err() {
             // They must not run: what is half made ends with process 1, which the caller kills.
@@ -368,6 +374,11 @@ impl Assembled {
         }
         Ok(())
     }
+}
+
+/// The number of a process in its own namespace.
+fn inside(pid: i32) -> Option<i32> {
+    Status::of(pid, pid).and_then(|status| status.last("NSpid")).ok()
 }
 
 fn told(call: &Call) -> String {

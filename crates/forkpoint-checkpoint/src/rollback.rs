@@ -15,7 +15,7 @@ use std::{
 use crate::{
     arch,
     coverage::{Findings, Whose},
-    dump::{self, CaptureSpec, Draft, Looked, maps::Maps, shared::Door},
+    dump::{self, CaptureSpec, Connections, Draft, Looked, maps::Maps, shared::Door},
     error::{Doing as _, Error, Result},
     freeze::{Frozen, Held, Tree, freeze},
     image::{Alive, Chain, MemoryId, Process, Snapshot},
@@ -138,7 +138,9 @@ impl<'a> Plan<'a> {
         frozen: &mut Frozen,
     ) -> Result<Self> {
         let snapshot = &chain.top().snapshot;
-        let Looked { drafts, files, names } = dump::look_at_all(tree, spec, frozen)?;
+        // What is new is closed, so it does not matter whom it is to.
+        let spec = CaptureSpec { connections: Connections::Close, ..*spec };
+        let Looked { drafts, files, names } = dump::look_at_all(tree, &spec, frozen)?;
         let now: HashMap<i32, &Draft> =
             drafts.iter().map(|draft| (draft.whose.pid, draft)).collect();
         for process in &snapshot.processes {

@@ -144,7 +144,8 @@ impl Tracker {
 
     pub(crate) fn tracked(&self, pid: i32) -> Option<&Tracked> {
         let tracked = self.processes.get(&pid)?;
-        (started(pid).ok()? == tracked.started).then_some(tracked)
+        let same = started(pid).ok()? == tracked.started && memory::has_memory(&tracked.uffd);
+        same.then_some(tracked)
     }
 
     /// Whether a process must make us a userfaultfd.

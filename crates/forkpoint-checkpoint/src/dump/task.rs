@@ -50,12 +50,16 @@ fn namespaces(pid: i32) -> io::Result<Vec<(String, String)>> {
 pub(crate) struct Draft {
     pub(crate) whose: Whose,
     pub(crate) parent_outside: i32,
+    /// The group in the foreground of its terminal.
+    pub(crate) foreground_outside: i32,
     pub(crate) group: i32,
     pub(crate) session: i32,
     pub(crate) alive: Alive,
     pub(crate) reins: Option<Reins>,
     /// Descriptors that somebody of ours had it make, who died before they were closed.
     pub(crate) left: Vec<i32>,
+    /// Descriptors of which only it knows whether they are closed when it becomes another program.
+    pub(crate) unsure: Vec<usize>,
 }
 
 /// All that can be read from outside. Threads are in the order of `held.tasks`.
@@ -112,11 +116,13 @@ pub(super) fn look(held: &mut Held, common: &Common, findings: &mut Findings) ->
     Ok(Draft {
         whose,
         parent_outside: stat.number(4) as i32,
+        foreground_outside: stat.number(8) as i32,
         group: status.last("NSpgid")?,
         session: status.last("NSsid")?,
         alive,
         reins,
         left: Vec::new(),
+        unsure: Vec::new(),
     })
 }
 

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     error::{Doing as _, Error, Result},
-    image::{Connection, FileKind, MappingKind, OtherEnd, Process},
+    image::{Connection, FileKind, MappingKind, OpenFile, OtherEnd, Process},
     mounts,
 };
 
@@ -39,7 +39,11 @@ pub(super) fn open_all(plan: &Plan<'_>) -> Result<()> {
         place(fd, number).system("place a descriptor")?;
     }
     let mut opener = Opener::new(plan);
-    for (index, file) in plan.snapshot().files.iter().enumerate() {
+    let files = || plan.snapshot().files.iter().enumerate();
+    // A terminal is there when its master is.
+    let is_master = |file: &OpenFile| matches!(file.kind, FileKind::Master { .. });
+    let masters = files().filter(|(_, file)| is_master(file));
+    for (index, file) in masters.chain(files().filter(|(_, file)| !is_master(file))) {
         let fd = opener.open(file).map_err(|source| {
             let step = format!("open file {index} ({})", told(&file.kind));
             Error::Step { pid: opener.holder(index), step, source }

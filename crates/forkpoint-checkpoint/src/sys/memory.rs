@@ -201,6 +201,17 @@ pub(crate) fn track_writes(uffd: impl AsFd) -> io::Result<()> {
     check(unsafe { libc::ioctl(uffd.as_fd().as_raw_fd(), API, args.as_mut_ptr()) }.into()).map(drop)
 }
 
+/// Whether the memory that a userfaultfd belongs to is still there: a process that became another program
+/// has other memory.
+pub(crate) fn has_memory(uffd: impl AsFd) -> bool {
+    const UNREGISTER: libc::Ioctl = 0x8010_aa01;
+    // Nothing can be mapped there, so nothing is ever found.
+    let mut range = [super::PAGE, super::PAGE];
+    // SAFETY: the request takes two words.
+    let result = unsafe { libc::ioctl(uffd.as_fd().as_raw_fd(), UNREGISTER, range.as_mut_ptr()) };
+    check(result.into()).err().and_then(|err| err.raw_os_error()) != Some(libc::ENOMEM)
+}
+
 /// Begins tracking of a range.
 pub(crate) fn track_range(uffd: impl AsFd, start: u64, end: u64) -> io::Result<()> {
     const REGISTER: libc::Ioctl = 0xc020_aa00;

@@ -11,7 +11,7 @@ use std::{
 };
 
 use forkpoint_checkpoint::{
-    self as checkpoint, CaptureSpec, Captured, ImageId, Tree,
+    self as checkpoint, CaptureSpec, Captured, Connections, ImageId, Tree,
     image::{self, Image, ImageError, Process},
 };
 use forkpoint_core::{
@@ -120,6 +120,7 @@ impl Host {
         lock: &OwnedFd,
         id: SandboxId,
         snapshot: SnapshotId,
+        connections: Connections,
     ) -> DriverResult<(Artifact, bool)> {
         let record = self.record(id)?;
         if let Some(reason) = refusal(&record) {
@@ -132,7 +133,8 @@ impl Host {
             sealed.as_ref().map(drop).map_err(|_| io::ErrorKind::Other.into())
         };
         let mut since = self.since(&record);
-        let captured = since.capture(&tree(&record), moment);
+        let captured =
+            since.capture(&tree(&record), &CaptureSpec { connections, ..spec() }, moment);
         let ((artifact, is_long), captured) = match (files, captured) {
             (Some(Err(err)), _) => return Err(err),
             (Some(Ok(sealed)), Ok(captured)) => (sealed, captured),
