@@ -407,6 +407,11 @@ pub fn check_machine(snapshot: &Snapshot) -> Result<()> {
             return Err(Error::OtherMachine { theirs: told(theirs), ours: told(ours) });
         }
     }
+    if theirs.features & !ours.features != 0 {
+        let told = |features: u64| format!("a processor with registers {features:#x}");
+        let (theirs, ours) = (told(theirs.features), told(ours.features));
+        return Err(Error::OtherMachine { theirs, ours });
+    }
     Ok(())
 }
 

@@ -20,6 +20,7 @@ mod faults;
 mod files;
 mod full;
 mod full_disk;
+mod full_faults;
 mod hostile;
 mod images;
 mod limits;

@@ -207,6 +207,19 @@ pub(crate) fn features(extended: &[u8]) -> u64 {
     extended.get(464..472).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
+/// The same of this processor, as far as the kernel lets programs use it.
+pub(crate) fn own_features() -> u64 {
+    if !std::arch::is_x86_feature_detected!("xsave") {
+        return 0;
+    }
+    let (low, high): (u32, u32);
+    // SAFETY: a processor with `xsave` whose kernel uses it has this instruction, which only reads.
+    unsafe {
+        std::arch::asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack));
+    }
+    u64::from(high) << 32 | u64::from(low)
+}
+
 /// How an errand ends: it tells us with a signal that does nothing if nobody hears it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Bell {

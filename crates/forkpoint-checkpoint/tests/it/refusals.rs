@@ -146,3 +146,33 @@ at = libc.shmat(libc.shmget(0, 8192, 0o1600), None, 0); assert libc.munmap(at + 
     let found = refused(part);
     assert!(found.thing == "a part of segment 0 of System V", "{found}");
 }
+
+/// Each part of where it was captured, changed: nothing is made.
+#[test]
+fn an_image_of_another_machine_is_refused() {
+    use forkpoint_checkpoint::{image::Machine, restore::check_machine};
+    let mut place = Place::new();
+    let sandbox = place.shell("echo 1 > /mnt/count; exec sleep 1000");
+    place.grows("count", 0);
+    let snapshot = place.capture(&sandbox).snapshot;
+    check_machine(&snapshot).unwrap();
+    assert!(snapshot.machine.features & 3 == 3, "{:#x}", snapshot.machine.features);
+    let machine = snapshot.machine.clone();
+    let others = [
+        (Machine { boot: "another".to_owned(), ..machine.clone() }, "boot `another`"),
+        (Machine { kernel: "7.0 #1".to_owned(), ..machine.clone() }, "kernel `7.0 #1`"),
+        (Machine { arch: "aarch64".to_owned(), ..machine.clone() }, "processor `aarch64`"),
+        (
+            Machine { features: machine.features | 1 << 40, ..machine },
+            "a processor with registers 0x1",
+        ),
+    ];
+    for (machine, told) in others {
+        let other = forkpoint_checkpoint::image::Snapshot { machine, ..snapshot.clone() };
+        let err = check_machine(&other).unwrap_err();
+        assert!(
+            matches!(err, Error::OtherMachine { .. }) && err.to_string().contains(told),
+            "{err}"
+        );
+    }
+}

@@ -49,7 +49,7 @@ server.serve_forever()
 const ASK: &str = "import urllib.request
 print(urllib.request.urlopen('http://127.0.0.1:8000/').read().decode(), end='')";
 
-async fn try_seal_full(sandbox: &dyn Sandbox) -> DriverResult<Artifact> {
+pub(super) async fn try_seal_full(sandbox: &dyn Sandbox) -> DriverResult<Artifact> {
     let mut paused = sandbox.pause(SnapshotKind::Full).await?;
     let artifact = paused.seal(new_snapshot(), SnapshotKind::Full).await;
     paused.resume().await?;
@@ -60,11 +60,11 @@ pub(super) async fn seal_full(sandbox: &dyn Sandbox) -> Artifact {
     try_seal_full(sandbox).await.unwrap_or_else(|err| panic!("{}", with_causes(&err)))
 }
 
-async fn count(sandbox: &dyn Sandbox) -> u64 {
+pub(super) async fn count(sandbox: &dyn Sandbox) -> u64 {
     read_text(sandbox, "/tmp/count").await.trim().parse().unwrap()
 }
 
-async fn counts_on(sandbox: &dyn Sandbox, from: u64) -> u64 {
+pub(super) async fn counts_on(sandbox: &dyn Sandbox, from: u64) -> u64 {
     loop {
         let now = count(sandbox).await;
         if now > from {
@@ -74,7 +74,7 @@ async fn counts_on(sandbox: &dyn Sandbox, from: u64) -> u64 {
     }
 }
 
-async fn counting(scene: &Scene) -> std::sync::Arc<dyn Sandbox> {
+pub(super) async fn counting(scene: &Scene) -> std::sync::Arc<dyn Sandbox> {
     let sandbox = scene.create().await;
     python(&*sandbox, COUNTER).await;
     sh(&*sandbox, "while ! [ -e /tmp/count ]; do sleep 0.01; done").await;
