@@ -20,7 +20,7 @@ mod tests;
 pub use chain::Chain;
 pub(crate) use chain::Piece;
 pub(crate) use file::write;
-pub use file::{Image, ImageId, sync};
+pub use file::{FILES, Image, ImageId, sync};
 pub use model::*;
 pub use mount::*;
 pub use open::*;

@@ -6,7 +6,7 @@
 use std::{
     fs, io,
     os::{fd::OwnedFd, unix::fs::DirBuilderExt as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -30,6 +30,8 @@ use super::{
     record::Record,
     root,
 };
+
+use crate::layer::LayerName;
 
 mod since;
 
@@ -216,6 +218,23 @@ impl Host {
     fn top_image(&self, data: &ArtifactData, snapshot: SnapshotId) -> DriverResult<Option<Image>> {
         let damaged = |err: ImageError| DriverError::Damaged { snapshot, reason: err.to_string() };
         self.memory_images(data).pop().map(Image::open).transpose().map_err(damaged)
+    }
+
+    /// Of the template that has this layer.
+    pub(super) fn template_memory(&self, layer: &LayerName) -> PathBuf {
+        self.memory().join(layer.as_str())
+    }
+
+    /// Whose memory templates have: by their layers.
+    pub(super) fn templates_with_memory(&self) -> Vec<LayerName> {
+        let entries = fs::read_dir(self.memory()).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    }
+
+    /// Whether processes can run here; the first error is one of the image itself.
+    pub(super) fn check_runs_here(&self, image: &Path) -> Result<DriverResult<()>, String> {
+        let image = Image::open(image).map_err(|err| err.to_string())?;
+        Ok(checkpoint::restore::check_machine(&image.snapshot).map_err(full_error))
     }
 
     /// Whether the processes of a snapshot can run here, before anything is made.
