@@ -34,3 +34,7 @@ bench-local *OPTIONS='--peers start':
 # What the catalog costs when it holds little and when it holds much
 bench-catalog:
     cargo run --release -p forkpoint-bench --bin catalog
+
+# Does a thousand rounds of capture and rollback, and looks for what they leave
+rounds:
+    FORKPOINT_ROUNDS=1000 cargo nextest run -p forkpoint-checkpoint rounds_of_capture_and_rollback

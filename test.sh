@@ -45,6 +45,7 @@ package node nodejs # programs as agents run them, to be captured while they run
 package go golang-go
 package javac default-jdk-headless
 package tmux tmux
+package pg_ctlcluster postgresql # a server in the middle of a transaction
 package python3 python3 # makes odd files and odd system calls inside sandboxes
 [ -x "$tools/bin/criu" ] || step "installing criu"
 tools/install-criu.sh "$tools" # processes of containers, frozen

@@ -286,6 +286,7 @@ fn mounts(work: &Path) -> io::Result<()> {
     let safe = MountFlags::NOSUID | MountFlags::NODEV;
     mount("tmpfs", "/tmp", "tmpfs", safe, None)?;
     mount("proc", "/proc", "proc", safe | MountFlags::NOEXEC, None)?;
+    mount("tmpfs", "/dev/shm", "tmpfs", safe, Some(c"mode=1777,size=64m"))?;
     let options = c"newinstance,ptmxmode=0666,mode=0620";
     mount("devpts", "/dev/pts", "devpts", MountFlags::NOSUID | MountFlags::NOEXEC, Some(options))?;
     mount_bind("/dev/pts/ptmx", "/dev/ptmx")?;

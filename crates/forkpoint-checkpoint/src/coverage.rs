@@ -48,7 +48,7 @@ pub(crate) fn anonymous(kind: &str) -> &'static str {
 /// Why a mapping of this name cannot be captured.
 pub(crate) fn mapping(name: &str) -> &'static str {
     if name.starts_with("/SYSV") {
-        "shared memory of System V is not captured; detach it first, or use `shm_open`"
+        "of memory of System V only whole segments are captured; detach it first"
     } else if name.starts_with("/anon_hugepage") {
         "huge pages are the machine's; use ordinary memory"
     } else if name.starts_with("anon_inode:") {

@@ -14,8 +14,10 @@ use crate::{
     error::{Doing as _, Error, Refusals, Result},
     freeze::{Frozen, Held, Tree, freeze},
     hand::Reins,
-    image::{self, ImageId, Life, OpenFile, Process, Snapshot},
+    image::{self, ImageId, KeptMount, Life, OpenFile, Process, Segment, Snapshot},
+    mounts::{self, Names},
     pager::until_whole,
+    segments,
     sys::{self, Deadline, ptrace},
     track::{LiesOver, Tracker},
 };
@@ -58,11 +60,14 @@ pub struct CaptureSpec {
     pub patience: Duration,
     /// What becomes of connections to somebody outside.
     pub connections: Connections,
+    /// Where the sandbox has file systems in memory of its own, whose files are kept.
+    pub mounts: &'static [&'static str],
 }
 
 impl Default for CaptureSpec {
     fn default() -> Self {
-        Self { patience: Duration::from_secs(3), connections: Connections::default() }
+        let connections = Connections::default();
+        Self { patience: Duration::from_secs(3), connections, mounts: &["/dev/shm"] }
     }
 }
 
@@ -98,10 +103,15 @@ impl Captured {
 pub fn examine(tree: &Tree, spec: &CaptureSpec) -> Result<Refusals> {
     let deadline = Deadline::after(spec.patience);
     let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
-    let looked = look_at_all(tree, &mut frozen);
+    let looked = look_at_all(tree, spec, &mut frozen).and_then(|looked| {
+        let mut findings = Findings::default();
+        look_at_segments(tree, &looked.drafts, &mut findings)?;
+        look_at_mounts(tree, spec, &mut findings)?;
+        findings.verdict()
+    });
     frozen.thaw();
     match looked {
-        Ok(_) => Ok(Refusals(Vec::new())),
+        Ok(()) => Ok(Refusals(Vec::new())),
         Err(Error::Refused(refusals)) => Ok(refusals),
         Err(err) => Err(err),
     }
@@ -164,20 +174,31 @@ fn run(
     }
 }
 
-/// All that can be seen from outside, of every process.
-pub(crate) fn look_at_all(tree: &Tree, frozen: &mut Frozen) -> Result<(Vec<Draft>, Vec<OpenFile>)> {
-    let mut findings = Findings::default();
-    let drafts = drafts(tree, frozen, &mut findings)?;
-    let inside = inside(frozen, &drafts);
-    // What is new is closed, so it does not matter whom it is to.
-    let connections = Connections::Close;
-    let looked = open_files(tree, frozen, drafts, inside, connections, &mut findings)?;
-    findings.verdict()?;
-    Ok(looked)
+/// What is seen from outside.
+#[derive(Debug)]
+pub(crate) struct Looked {
+    pub(crate) drafts: Vec<Draft>,
+    pub(crate) files: Vec<OpenFile>,
+    pub(crate) names: Names,
 }
 
-fn drafts(tree: &Tree, frozen: &mut Frozen, findings: &mut Findings) -> Result<Vec<Draft>> {
-    let common = Common::of(tree.init).doing("read the namespaces", tree.init)?;
+/// All that can be seen from outside, of every process.
+pub(crate) fn look_at_all(tree: &Tree, spec: &CaptureSpec, frozen: &mut Frozen) -> Result<Looked> {
+    let mut findings = Findings::default();
+    let (drafts, names) = drafts(tree, spec, frozen, &mut findings)?;
+    let inside = inside(frozen, &drafts);
+    let (drafts, files) = open_files(tree, spec, frozen, drafts, inside, &names, &mut findings)?;
+    findings.verdict()?;
+    Ok(Looked { drafts, files, names })
+}
+
+fn drafts(
+    tree: &Tree,
+    spec: &CaptureSpec,
+    frozen: &mut Frozen,
+    findings: &mut Findings,
+) -> Result<(Vec<Draft>, Names)> {
+    let common = Common::of(tree.init, spec.mounts).doing("read the namespaces", tree.init)?;
     let mut drafts = Vec::with_capacity(frozen.processes.len());
     for held in &mut frozen.processes {
         match task::look(held, &common, findings) {
@@ -188,7 +209,7 @@ fn drafts(tree: &Tree, frozen: &mut Frozen, findings: &mut Findings) -> Result<V
             draft => drafts.push(draft.doing("read the state", held.pid)?),
         }
     }
-    Ok(drafts)
+    Ok((drafts, common.names))
 }
 
 /// Numbers inside, by those from here.
@@ -199,19 +220,21 @@ fn inside(frozen: &Frozen, drafts: &[Draft]) -> HashMap<i32, i32> {
 
 fn open_files(
     tree: &Tree,
+    spec: &CaptureSpec,
     frozen: &Frozen,
     mut drafts: Vec<Draft>,
     inside: HashMap<i32, i32>,
-    connections: Connections,
+    names: &Names,
     findings: &mut Findings,
 ) -> Result<(Vec<Draft>, Vec<OpenFile>)> {
     let mapped = shared::mapped(&drafts);
-    let files = Files::new(tree, inside, mapped, connections);
+    let files = Files::new(tree, inside, mapped, names.clone(), spec.connections);
     let mut files = files.doing("open the root", tree.init)?;
     for (held, draft) in frozen.processes.iter().zip(&mut drafts) {
         files.add(held, draft, findings).doing("read open files", held.pid)?;
     }
     files.check_pipes(findings).system("look at pipes")?;
+    files.add_masters(&drafts).system("look at terminals")?;
     files.check_terminals(&drafts, findings);
     files.check_pairs(&drafts, findings);
     files.join_connections(&drafts, findings).system("look at connections")?;
@@ -228,17 +251,19 @@ fn read(
     mut tracker: Option<&mut Tracker>,
 ) -> Result<Captured> {
     let mut findings = Findings::default();
-    let mut drafts = drafts(tree, frozen, &mut findings)?;
+    let (mut drafts, names) = drafts(tree, spec, frozen, &mut findings)?;
     let inside = inside(frozen, &drafts);
     check_sharing(tree, frozen, &drafts, &mut findings)?;
     for (held, draft) in frozen.processes.iter().zip(&mut drafts) {
         advice.note(held.pid, draft, &mut findings).doing("read the mappings", held.pid)?;
     }
     let (mut drafts, files) =
-        open_files(tree, frozen, drafts, inside.clone(), spec.connections, &mut findings)?;
+        open_files(tree, spec, frozen, drafts, inside.clone(), &names, &mut findings)?;
     let dead = dead(frozen, &inside)?;
     let doors = shared::doors(frozen, &drafts, &files);
     let memories = shared::look(&doors, &mut findings).system("look at shared memory")?;
+    let mut mounts = look_at_mounts(tree, spec, &mut findings)?;
+    let segments = look_at_segments(tree, &drafts, &mut findings)?;
     findings.verdict()?;
 
     let mut findings = Findings::default();
@@ -257,15 +282,34 @@ fn read(
         copied.doing("copy the memory", held.pid)?;
     }
     let memories = memories.into_iter().map(|(mut memory, file)| {
-        shared::copy(&mut memory, &file, &mut pages).system("copy shared memory")?;
+        let copied = shared::copy_file(&file, memory.len_bytes, &mut pages);
+        memory.stored = copied.system("copy shared memory")?;
         Ok(memory)
     });
     let memories = memories.collect::<Result<_>>()?;
+    mounts::copy(tree.init, &mut mounts, &mut pages).system("copy files in memory")?;
+    let segments = segments::copy(segments, &mut pages).system("copy memory of System V")?;
     let machine = machine::of(&drafts).system("look at this machine")?;
     let mut processes = processes(drafts, &inside);
     processes.extend(dead);
-    let snapshot = Snapshot { machine, processes, files, memories };
+    let snapshot = Snapshot { machine, processes, files, memories, mounts, segments };
     Ok(Captured { snapshot, pause: Duration::ZERO, pages, parent })
+}
+
+fn look_at_mounts(
+    tree: &Tree,
+    spec: &CaptureSpec,
+    findings: &mut Findings,
+) -> Result<Vec<KeptMount>> {
+    mounts::look(tree.init, spec.mounts, findings).system("look at files in memory")
+}
+
+fn look_at_segments(
+    tree: &Tree,
+    drafts: &[Draft],
+    findings: &mut Findings,
+) -> Result<Vec<(Segment, File)>> {
+    segments::look(tree.init, drafts, findings).system("look at memory of System V")
 }
 
 fn check_sharing(

@@ -19,6 +19,10 @@ pub struct Refusal {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { pid, process, thing, reason } = self;
+        // What is process 1's is everybody's.
+        if *pid == 1 {
+            return write!(f, "the sandbox has {thing}: {reason}");
+        }
         write!(f, "process {pid} (`{process}`) has {thing}: {reason}")
     }
 }

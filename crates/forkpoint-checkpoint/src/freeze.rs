@@ -252,7 +252,12 @@ fn seize_new(
             attached.insert(tid);
             ptrace::interrupt(tid).or_else(gone_is_fine).doing("interrupt a task", pid)?;
             if let Entry::Vacant(place) = known.entry(pid) {
-                let Ok(pidfd) = open_pidfd(pid) else { continue };
+                let pidfd = match open_pidfd(pid) {
+                    Ok(pidfd) => pidfd,
+                    Err(err) if err.raw_os_error() == Some(libc::ESRCH) => continue,
+                    // Leaving it out would leave it out of the snapshot.
+                    Err(err) => return Err(err).doing("open a handle", pid),
+                };
                 place.insert(frozen.processes.len());
                 frozen.processes.push(Held { pid, pidfd, tasks: Vec::new(), hand: None });
             }
@@ -277,8 +282,11 @@ fn seize(pid: i32, tid: i32, options: u64, attached: &HashSet<i32>) -> Result<bo
         return Ok(true);
     }
     let mut result = ptrace::seize(tid, options);
-    if options != 0 && matches!(&result, Err(err) if err.raw_os_error() == Some(libc::EINVAL)) {
-        result = ptrace::seize(tid, 0);
+    // A kernel that cannot suspend filters says the first; one who is under a filter himself hears the second.
+    let unsuspended =
+        |err: &io::Error| matches!(err.raw_os_error(), Some(libc::EINVAL | libc::EPERM));
+    if options & ptrace::SUSPEND_SECCOMP != 0 && result.as_ref().is_err_and(unsuspended) {
+        result = ptrace::seize(tid, options & !ptrace::SUSPEND_SECCOMP);
     }
     match result {
         Ok(()) => Ok(true),
@@ -380,6 +388,15 @@ impl Held {
 }
 
 impl Frozen {
+    /// Who is no part of the tree after all. It stands like the others.
+    pub(crate) fn set_aside(&mut self, is_bystander: impl Fn(i32) -> bool) {
+        let all = std::mem::take(&mut self.processes);
+        let (aside, rest) = all.into_iter().partition(|held: &Held| is_bystander(held.pid));
+        let aside: Vec<Held> = aside;
+        self.bystanders.extend(aside);
+        self.processes = rest;
+    }
+
     pub(crate) fn thaw(mut self) {
         self.release();
     }

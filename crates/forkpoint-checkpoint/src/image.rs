@@ -11,6 +11,7 @@ mod chain;
 mod check;
 mod file;
 mod model;
+mod mount;
 mod open;
 mod seen;
 #[cfg(test)]
@@ -19,8 +20,9 @@ mod tests;
 pub use chain::Chain;
 pub(crate) use chain::Piece;
 pub(crate) use file::write;
-pub use file::{Image, ImageId, machine, sync};
+pub use file::{FILES, Image, ImageId, machine, sync};
 pub use model::*;
+pub use mount::*;
 pub use open::*;
 
 use std::{io, path::PathBuf};

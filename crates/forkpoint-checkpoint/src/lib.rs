@@ -21,11 +21,13 @@ mod error;
 mod freeze;
 mod hand;
 pub mod image;
+mod mounts;
 pub mod pager;
 mod ranges;
 pub mod restore;
 mod rollback;
 mod script;
+mod segments;
 mod sys;
 mod track;
 

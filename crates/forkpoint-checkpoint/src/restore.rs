@@ -21,15 +21,18 @@ use crate::{
     freeze::{Frozen, Held, Tree, freeze},
     hand::{Reins, quiet_signal},
     image::{Alive, Chain, FileKind, Machine, MappingKind, MemoryId, Process, Snapshot},
+    mounts::Names,
     pager::Pager,
     ranges::Range,
     script::{Call, Outcome},
+    segments,
     sys::{Deadline, Patience, ptrace, read_text, task::threads_here},
 };
 
 mod assemble;
 mod board;
 mod files;
+mod keeper;
 mod lazy;
 mod opener;
 mod rights;
@@ -45,6 +48,9 @@ use self::{
     board::Board,
     lazy::Laziness,
 };
+
+/// How long processes may take to attach memory that only they keep.
+const TOGETHER: Duration = Duration::from_secs(20);
 
 /// All that is needed to bring a tree back.
 #[derive(Debug)]
@@ -99,7 +105,9 @@ impl Numbers {
                     MappingKind::Shared { path, writable, .. } => {
                         mapped.entry(path.clone()).or_default().1 |= writable;
                     }
-                    MappingKind::Anonymous { .. } | MappingKind::Memory { .. } => {}
+                    MappingKind::Anonymous { .. }
+                    | MappingKind::Memory { .. }
+                    | MappingKind::Segment { .. } => {}
                 }
             }
         }
@@ -184,12 +192,34 @@ impl<'a> Plan<'a> {
             let source = io::Error::other("a process with several threads must not be copied");
             return Err(Error::System { doing: "bring processes back", source });
         }
-        let result = files::open_all(self).and_then(|()| tree::spawn(self));
+        let result = self.build_tree();
         if let Err(err) = &result {
             self.board.fail(1, err);
         }
         files::close_all(&self.numbers);
         result
+    }
+
+    fn build_tree(&self) -> Result<()> {
+        let segments = segments::make_all(&self.snapshot().segments, self.chain);
+        let doomed = segments.system("make memory of System V")?;
+        files::open_all(self)?;
+        tree::spawn(self)?;
+        keeper::spawn(self)?;
+        if doomed.is_empty() {
+            return Ok(());
+        }
+        // Until everybody has attached them, they are there because of this process.
+        let deadline = Deadline::after(TOGETHER);
+        let mut patience = Patience::default();
+        while self.board.ready() < self.threads() && self.board.failure().is_none() {
+            if deadline.passed() {
+                let (ready, wanted) = (self.board.ready(), self.threads());
+                return Err(Error::Late { ready, wanted });
+            }
+            patience.wait();
+        }
+        Ok(())
     }
 
     /// Waits until the tree below `init` is complete, checks every step, and lets it run.
@@ -206,6 +236,9 @@ impl<'a> Plan<'a> {
             ptrace::EXIT_KILL | ptrace::SUSPEND_SECCOMP,
             deadline,
         )?;
+        if let Some(number) = keeper::number(self.snapshot()) {
+            frozen.set_aside(|pid| inside(pid) == Some(number));
+        }
         let result = self.check_and_prepare(&mut frozen, pager, lazily);
         if result.is_err() {
             // They must not run: what is half made ends with process 1, which the caller kills.
@@ -311,7 +344,7 @@ fn take_place(held: &mut Held, alive: &Alive, script: &Assembled) -> io::Result<
         return Err(io::Error::other("a thread is missing"));
     }
     let whose = Whose { pid, name: String::new() };
-    let maps = Maps::of(pid, &whose, &mut Findings::default())?;
+    let maps = Maps::of(pid, &Names::new(), &whose, &mut Findings::default())?;
     let vdso = maps.vdso.ok_or_else(|| io::Error::other("it has no vDSO"))?;
     let status = Status::of(pid, pid)?;
     let waiting = status.hex("SigPnd")? | status.hex("ShdPnd")?;
@@ -343,6 +376,11 @@ impl Assembled {
     }
 }
 
+/// The number of a process in its own namespace.
+fn inside(pid: i32) -> Option<i32> {
+    Status::of(pid, pid).and_then(|status| status.last("NSpid")).ok()
+}
+
 fn told(call: &Call) -> String {
     let [a, b, c, ..] = call.args;
     format!("system call {} ({a:#x}, {b:#x}, {c:#x}, …) failed", call.number)
@@ -367,6 +405,11 @@ pub fn check_machine(theirs: &Machine) -> Result<()> {
             let told = |value: &String| format!("{what} `{value}`");
             return Err(Error::OtherMachine { theirs: told(theirs), ours: told(ours) });
         }
+    }
+    if theirs.features & !ours.features != 0 {
+        let told = |features: u64| format!("a processor with registers {features:#x}");
+        let (theirs, ours) = (told(theirs.features), told(ours.features));
+        return Err(Error::OtherMachine { theirs, ours });
     }
     Ok(())
 }

@@ -15,12 +15,14 @@ use std::{
 use crate::{
     arch,
     coverage::{Findings, Whose},
-    dump::{self, CaptureSpec, Draft, maps::Maps, shared::Door},
+    dump::{self, CaptureSpec, Connections, Draft, Looked, maps::Maps, shared::Door},
     error::{Doing as _, Error, Result},
     freeze::{Frozen, Held, Tree, freeze},
     image::{Alive, Chain, MemoryId, Process, Snapshot},
+    mounts::{self, Names},
     restore,
     script::Script,
+    segments,
     sys::{self, Deadline, Patience, ptrace},
     track::Tracker,
 };
@@ -62,7 +64,7 @@ impl Tracker {
         let deadline = Deadline::after(spec.patience);
         // Who dies with half of it done must not leave it running.
         let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP | ptrace::EXIT_KILL, deadline)?;
-        let plan = Plan::new(self, tree, chain, &mut frozen)?;
+        let plan = Plan::new(self, tree, spec, chain, &mut frozen)?;
         let result = plan.run(self, chain, &mut frozen, deadline).and_then(|done| {
             moment().system("do what was to be done meanwhile")?;
             Ok(done)
@@ -70,21 +72,52 @@ impl Tracker {
         if let Err(err) = result {
             self.forget();
             end_all(&mut frozen);
-            return Err(not_in_place(format!("a step failed and the processes were ended: {err}")));
+            let why = told(&err);
+            return Err(not_in_place(format!("a step failed and the processes were ended: {why}")));
         }
         frozen.thaw();
         result.map(|done| RolledBack { pause: sys::now().saturating_sub(start), ..done })
     }
 }
 
+/// Who is traced and dead stays until its tracer has asked for it, and process 1 waits for that.
 fn end_all(frozen: &mut Frozen) {
+    let deadline = Deadline::after(Duration::from_secs(5));
     for held in &mut frozen.processes {
         let _ = sys::task::kill(held.pid, libc::SIGKILL);
+        // It cannot be brought back either way.
+        let _ = end(held, deadline);
     }
+}
+
+/// Waits for one that was killed.
+fn end(held: &mut Held, deadline: Deadline) -> Result<()> {
+    for task in held.tasks.drain(..).rev() {
+        let mut patience = Patience::default();
+        while !matches!(ptrace::look(task.tid), Ok(Some(ptrace::Event::Ended)) | Err(_)) {
+            if deadline.passed() {
+                return Err(Error::Restless { pid: held.pid, why: "it does not end" });
+            }
+            patience.wait();
+        }
+    }
+    Ok(())
+}
+
+/// With its causes: it is the end of a chain.
+fn told(err: &dyn std::error::Error) -> String {
+    let mut text = err.to_string();
+    let mut cause = err.source();
+    while let Some(err) = cause {
+        text = format!("{text}: {err}");
+        cause = err.source();
+    }
+    text
 }
 
 /// What is to be done, decided before anything is.
 struct Plan<'a> {
+    init: i32,
     snapshot: &'a Snapshot,
     /// One for each process that stays, in the order of `frozen.processes`.
     drafts: Vec<Option<Draft>>,
@@ -92,12 +125,22 @@ struct Plan<'a> {
     new: Vec<(i32, i32)>,
     /// Ways to memory that is shared.
     doors: BTreeMap<MemoryId, Door>,
+    /// Of files in memory.
+    names: Names,
 }
 
 impl<'a> Plan<'a> {
-    fn new(tracker: &Tracker, tree: &Tree, chain: &'a Chain, frozen: &mut Frozen) -> Result<Self> {
+    fn new(
+        tracker: &Tracker,
+        tree: &Tree,
+        spec: &CaptureSpec,
+        chain: &'a Chain,
+        frozen: &mut Frozen,
+    ) -> Result<Self> {
         let snapshot = &chain.top().snapshot;
-        let (drafts, files) = dump::look_at_all(tree, frozen)?;
+        // What is new is closed, so it does not matter whom it is to.
+        let spec = CaptureSpec { connections: Connections::Close, ..*spec };
+        let Looked { drafts, files, names } = dump::look_at_all(tree, &spec, frozen)?;
         let now: HashMap<i32, &Draft> =
             drafts.iter().map(|draft| (draft.whose.pid, draft)).collect();
         for process in &snapshot.processes {
@@ -138,9 +181,13 @@ impl<'a> Plan<'a> {
         {
             return Err(not_in_place(format!("shared memory `{}` is gone", gone.name)));
         }
+        let segments = segments::still_fit(tree.init, &snapshot.segments);
+        if let Err(id) = segments.system("look at memory of System V")? {
+            return Err(not_in_place(format!("segment {id} of System V is gone")));
+        }
         let drafts =
             drafts.into_iter().map(|draft| known.contains(&draft.whose.pid).then_some(draft));
-        Ok(Self { snapshot, drafts: drafts.collect(), new, doors })
+        Ok(Self { init: tree.init, snapshot, drafts: drafts.collect(), new, doors, names })
     }
 
     fn run(
@@ -158,7 +205,10 @@ impl<'a> Plan<'a> {
             filled.system("write shared memory")?;
             done.memory_bytes += memory.stored.iter().map(|s| s.end - s.start).sum::<u64>();
         }
+        self.fill_mounts(chain)?;
         self.end_new(frozen, deadline)?;
+        let segments = segments::put_back(self.init, &self.snapshot.segments, chain);
+        segments.system("write memory of System V")?;
         for (held, draft) in frozen.processes.iter_mut().zip(&mut self.drafts) {
             let Some(draft) = draft else { continue };
             let pid = draft.whose.pid;
@@ -168,9 +218,17 @@ impl<'a> Plan<'a> {
                 self.new.iter().filter(|(_, parent)| *parent == pid).map(|(child, _)| *child);
             let ended: Vec<i32> = ended.collect();
             forget_children(held, draft, &ended).doing("forget the children", pid)?;
-            done.memory_bytes += back(tracker, chain, held, draft, alive, self.snapshot)?;
+            done.memory_bytes += back(tracker, chain, held, draft, alive, &self.names)?;
         }
         Ok(done)
+    }
+
+    fn fill_mounts(&self, chain: &Chain) -> Result<()> {
+        if self.snapshot.mounts.is_empty() {
+            return Ok(());
+        }
+        let filled = mounts::fill_from_outside(self.init, &self.snapshot.mounts, chain);
+        filled.map_err(|(path, source)| Error::File { doing: "fill", path, source })
     }
 
     /// Ends what was not there, and waits until it is gone.
@@ -180,15 +238,7 @@ impl<'a> Plan<'a> {
                 continue;
             }
             sys::task::kill(held.pid, libc::SIGKILL).doing("end a new process", held.pid)?;
-            for task in held.tasks.drain(..).rev() {
-                let mut patience = Patience::default();
-                while !matches!(ptrace::look(task.tid), Ok(Some(ptrace::Event::Ended)) | Err(_)) {
-                    if deadline.passed() {
-                        return Err(Error::Restless { pid: held.pid, why: "it does not end" });
-                    }
-                    patience.wait();
-                }
-            }
+            end(held, deadline)?;
         }
         Ok(())
     }
@@ -240,14 +290,15 @@ fn back(
     held: &mut Held,
     draft: &mut Draft,
     alive: &Alive,
-    snapshot: &Snapshot,
+    names: &Names,
 ) -> Result<u64> {
-    let pid = draft.whose.pid;
+    let (pid, snapshot) = (draft.whose.pid, &chain.top().snapshot);
     let mut script = held.script(0, 64);
     script.call(libc::SYS_brk, &[alive.space.fields[5]]);
     held.run(0, &script).doing("set the heap's end", pid)?;
     let area = held.area();
-    let maps = Maps::of(held.pid, &Whose { pid, name: String::new() }, &mut Findings::default());
+    let whose = Whose { pid, name: String::new() };
+    let maps = Maps::of(held.pid, names, &whose, &mut Findings::default());
     let mut maps = maps.doing("read the mappings", pid)?;
     maps.mappings.retain(|mapping| mapping.end <= area.0 || area.1 <= mapping.start);
     let mut plan = MemoryPlan::new(held, alive, &maps.mappings).doing("look at the memory", pid)?;

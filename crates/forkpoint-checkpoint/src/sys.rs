@@ -14,6 +14,7 @@ use std::{
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 pub(crate) mod fault;
+pub(crate) mod ipc;
 pub(crate) mod memory;
 pub(crate) mod ptrace;
 pub(crate) mod socket;

@@ -144,7 +144,8 @@ impl Tracker {
 
     pub(crate) fn tracked(&self, pid: i32) -> Option<&Tracked> {
         let tracked = self.processes.get(&pid)?;
-        (started(pid).ok()? == tracked.started).then_some(tracked)
+        let same = started(pid).ok()? == tracked.started && memory::has_memory(&tracked.uffd);
+        same.then_some(tracked)
     }
 
     /// Whether a process must make us a userfaultfd.
@@ -242,7 +243,9 @@ pub(crate) fn is_trackable(mapping: &Mapping) -> bool {
         MappingKind::Private { .. } | MappingKind::Memory { private: true, .. } => {
             mapping.access & WRITE != 0
         }
-        MappingKind::Shared { .. } | MappingKind::Memory { private: false, .. } => false,
+        MappingKind::Shared { .. }
+        | MappingKind::Segment { .. }
+        | MappingKind::Memory { private: false, .. } => false,
     }
 }
 

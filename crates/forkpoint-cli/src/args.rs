@@ -28,7 +28,7 @@ pub(crate) use look::{CatArgs, CpArgs, DiffArgs, LsArgs};
 pub(crate) use run::{CreateArgs, ExecArgs, RunArgs, SandboxArgs, StreamArgs};
 pub(crate) use snapshot::{
     DeleteArgs, EditArgs, ForkArgs, Full, ListArgs, LogArgs, RestoreArgs, RollbackArgs, ShowArgs,
-    SnapshotArgs,
+    SnapshotArgs, Tcp,
 };
 pub(crate) use template::{AddArgs, PromoteArgs, TemplateArgs, TemplateVerb};
 pub(crate) use watch::WatchArgs;

@@ -57,6 +57,11 @@ pub trait Driver: fmt::Debug + Send + Sync {
         false
     }
 
+    /// Whether [`PausedSandbox::close_connections`] works.
+    fn closes_connections(&self) -> bool {
+        false
+    }
+
     /// What was done otherwise than it was asked, for whoever asked: a port that was taken, and
     /// the one that was given. Each is told once, after the call that it is about.
     fn notices(&self, _about: SandboxId) -> Vec<String> {
@@ -262,6 +267,13 @@ pub trait PausedSandbox: fmt::Debug + Send {
     /// out otherwise: what is in a `tmpfs`. A seal of processes keeps them anyway.
     async fn include_volatile(&mut self) -> DriverResult<()> {
         let operation = "keep what is in memory without its processes";
+        Err(DriverError::Unsupported { driver: "this one", operation })
+    }
+
+    /// Lets the next seal of processes keep those that are connected to somebody outside: a copy finds such
+    /// connections reset, and the sandbox itself keeps them. Without this, they are refused.
+    async fn close_connections(&mut self) -> DriverResult<()> {
+        let operation = "keep processes without their connections";
         Err(DriverError::Unsupported { driver: "this one", operation })
     }
 

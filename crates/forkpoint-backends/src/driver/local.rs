@@ -180,6 +180,10 @@ impl Driver for LocalDriver {
         DRIVER
     }
 
+    fn closes_connections(&self) -> bool {
+        true
+    }
+
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             kinds: self.host.kinds(),

@@ -130,7 +130,8 @@ impl Registers {
     }
 
     /// The same moment for a copy that does not have the kernel's memory of the call it stood in: the
-    /// call is made again. A wait with a relative time begins anew.
+    /// call is made again. A sleep that was to tell how much of it is left has told so by now, and goes on with
+    /// that; any other wait with a relative time begins anew, for only the kernel knows when it began.
     pub(crate) fn restarted(&self) -> Self {
         let mut regs = *self;
         if self.orig_rax != NOT_IN_A_CALL
@@ -138,9 +139,21 @@ impl Registers {
         {
             regs.rax = self.orig_rax;
             regs.rip = self.rip.wrapping_sub(2);
+            if (self.rax as i64).wrapping_neg() == 516 {
+                regs.with_time_left();
+            }
         }
         regs.orig_rax = NOT_IN_A_CALL;
         regs
+    }
+
+    /// Where the rest is told becomes what is asked for. Nobody looks at the place of a request again.
+    fn with_time_left(&mut self) {
+        match self.rax as i64 {
+            libc::SYS_nanosleep if self.rsi != 0 => self.rdi = self.rsi,
+            libc::SYS_clock_nanosleep if self.r10 != 0 => self.rdx = self.r10,
+            _ => {}
+        }
     }
 
     /// What an image says, cut down to what a program may have: an image must not give privileges.
@@ -205,6 +218,19 @@ pub(crate) fn set_extended(tid: i32, bytes: &[u8]) -> io::Result<()> {
 /// Which kinds of extended registers there are on this processor, from such an area.
 pub(crate) fn features(extended: &[u8]) -> u64 {
     extended.get(464..472).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
+}
+
+/// The same of this processor, as far as the kernel lets programs use it.
+pub(crate) fn own_features() -> u64 {
+    if !std::arch::is_x86_feature_detected!("xsave") {
+        return 0;
+    }
+    let (low, high): (u32, u32);
+    // SAFETY: a processor with `xsave` whose kernel uses it has this instruction, which only reads.
+    unsafe {
+        std::arch::asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack));
+    }
+    u64::from(high) << 32 | u64::from(low)
 }
 
 /// How an errand ends: it tells us with a signal that does nothing if nobody hears it.

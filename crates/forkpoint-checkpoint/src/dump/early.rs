@@ -22,7 +22,7 @@ impl Tracker {
         until_whole(tree.init, deadline)?;
         let start = sys::now();
         let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
-        let result = self.begin_all(tree, &mut frozen);
+        let result = self.begin_all(tree, spec, &mut frozen);
         frozen.thaw();
         let pause = sys::now().saturating_sub(start);
         match result {
@@ -32,9 +32,9 @@ impl Tracker {
         result.map(|()| pause)
     }
 
-    fn begin_all(&mut self, tree: &Tree, frozen: &mut Frozen) -> Result<()> {
+    fn begin_all(&mut self, tree: &Tree, spec: &CaptureSpec, frozen: &mut Frozen) -> Result<()> {
         let mut findings = Findings::default();
-        let drafts = drafts(tree, frozen, &mut findings)?;
+        let (drafts, _) = drafts(tree, spec, frozen, &mut findings)?;
         findings.verdict()?;
         for (held, draft) in frozen.processes.iter_mut().zip(drafts) {
             let pid = held.pid;

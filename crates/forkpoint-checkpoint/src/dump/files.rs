@@ -14,7 +14,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fs::{FileType, Mode, OFlags, ResolveFlags, Stat, fstat, openat2},
+    fs::{FileType, Mode, OFlags, ResolveFlags, Stat, fcntl_getfl, fstat, openat2},
     process::{PidfdGetfdFlags, pidfd_getfd},
 };
 
@@ -29,6 +29,7 @@ use crate::{
     coverage::{DEVICES, Findings, Whose},
     freeze::{Held, Tree},
     image::{Bytes, Descriptor, FileKind, MemoryId, OpenFile, Process},
+    mounts::Names,
     sys,
 };
 
@@ -62,7 +63,8 @@ pub(super) struct Files {
     clients: bool,
     /// Files without a name that are mapped.
     mapped: HashSet<MemoryId>,
-    connections: Connections,
+    names: Names,
+    pub(super) connections: Connections,
 }
 
 impl Files {
@@ -70,6 +72,7 @@ impl Files {
         tree: &Tree,
         inside: HashMap<i32, i32>,
         mapped: HashSet<MemoryId>,
+        names: Names,
         connections: Connections,
     ) -> io::Result<Self> {
         let init = tree.init;
@@ -86,6 +89,7 @@ impl Files {
             inside,
             clients: tree.clients,
             mapped,
+            names,
             connections,
         })
     }
@@ -125,6 +129,9 @@ impl Files {
             };
             draft.alive.locks.extend(locks::of_process(&info, number));
             if let Some(file) = file {
+                if close_on_exec && is_ambiguous(&fd, &stat)? {
+                    draft.unsure.push(draft.alive.descriptors.len());
+                }
                 draft.alive.descriptors.push(Descriptor { number, file, close_on_exec });
             }
         }
@@ -215,10 +222,12 @@ impl Files {
         if seen.stat.st_nlink == 0 && !directory {
             return deleted(seen);
         }
-        if !self.leads_to(seen) {
-            return Err(format!("{ELSEWHERE}; close it first"));
-        }
-        let (path, position) = (seen.name.to_owned(), seen.info.position());
+        let path = match self.names.get(&memory) {
+            _ if self.leads_to(seen) => seen.name.to_owned(),
+            Some(other) => other.clone(),
+            None => return Err(format!("{ELSEWHERE}; close it first")),
+        };
+        let position = seen.info.position();
         Ok(FileKind::Path { path, position, directory, lock: None })
     }
 
@@ -259,7 +268,29 @@ impl Files {
         Ok(())
     }
 
-    /// Whoever has the other side of a terminal is part of the tree, or nobody knows what comes of it.
+    /// A terminal whose other side a client has: what that is set to is asked at this side.
+    pub(super) fn add_masters(&mut self, drafts: &[Draft]) -> io::Result<()> {
+        if !self.clients {
+            return Ok(());
+        }
+        for file in 0..self.files.len() {
+            let FileKind::Terminal { terminal } = self.files[file].kind else { continue };
+            let is_it = |file: &OpenFile| matches!(file.kind, FileKind::Master { terminal: other, .. } if other == terminal);
+            if self.files.iter().any(is_it) {
+                continue;
+            }
+            let controls = drafts.iter().find(|draft| draft.alive.terminal == Some(terminal));
+            let foreground = controls.and_then(|draft| self.inside.get(&draft.foreground_outside));
+            let foreground = foreground.copied().unwrap_or(0);
+            let kind = terminal::master_of(&self.pull(file)?, terminal, foreground)?;
+            self.files.push(OpenFile { flags: libc::O_RDWR, kind, locks: Vec::new() });
+            self.holders.push(self.holders[file]);
+            self.inodes.push(0);
+        }
+        Ok(())
+    }
+
+    /// Whoever has the other side of a terminal is part of the tree or a client, or nobody knows what comes of it.
     pub(super) fn check_terminals(&self, drafts: &[Draft], findings: &mut Findings) {
         let is_here = |wanted: u32| {
             let is_it = |file: &OpenFile| matches!(file.kind, FileKind::Master { terminal, .. } if terminal == wanted);
@@ -342,6 +373,13 @@ impl Files {
         poll(&mut fds, Some(&Timespec::default()))?;
         Ok(fds[0].revents().contains(shut))
     }
+}
+
+/// A terminal may have been opened with the flag as one of the file (`TIOCGPTPEER`), and then it is told of
+/// every descriptor.
+fn is_ambiguous(fd: &OwnedFd, stat: &Stat) -> io::Result<bool> {
+    let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
+    Ok(is_device && fcntl_getfl(fd)?.contains(OFlags::CLOEXEC))
 }
 
 /// A descriptor, and what was found out about it.

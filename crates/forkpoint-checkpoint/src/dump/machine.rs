@@ -11,7 +11,7 @@ pub(super) fn of(drafts: &[Draft]) -> io::Result<Machine> {
     Ok(Machine { features, ..this_machine()? })
 }
 
-/// All but the processor's features, which a process tells.
+/// The features are what programs may use here.
 pub(crate) fn this_machine() -> io::Result<Machine> {
     let system = rustix::system::uname();
     let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
@@ -19,6 +19,6 @@ pub(crate) fn this_machine() -> io::Result<Machine> {
         arch: arch::NAME.to_owned(),
         kernel: format!("{} {}", text(system.release()), text(system.version())),
         boot: read_text("/proc/sys/kernel/random/boot_id")?.trim().to_owned(),
-        features: 0,
+        features: arch::own_features(),
     })
 }

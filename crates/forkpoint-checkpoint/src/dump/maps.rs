@@ -5,6 +5,7 @@ use std::{collections::HashMap, fs, io, os::unix::fs::MetadataExt as _};
 use crate::{
     coverage::{self, Findings, Whose},
     image::{Mapping, MappingKind, MemoryId},
+    mounts::Names,
     sys::read_text,
 };
 
@@ -48,18 +49,28 @@ fn parse(line: &str) -> Option<Line<'_>> {
     })
 }
 
-/// Sizes of mapped files: of each only once.
-type Sizes = HashMap<String, u64>;
+/// What is looked at only once.
+struct Known<'a> {
+    names: &'a Names,
+    /// How long mapped files are.
+    sizes: HashMap<String, u64>,
+}
 
 impl Maps {
-    pub(crate) fn of(pid: i32, whose: &Whose, findings: &mut Findings) -> io::Result<Self> {
+    /// `names` are of files in memory.
+    pub(crate) fn of(
+        pid: i32,
+        names: &Names,
+        whose: &Whose,
+        findings: &mut Findings,
+    ) -> io::Result<Self> {
         let text = read_text(format!("/proc/{pid}/maps"))?;
         let mut maps = Self::default();
-        let mut sizes = Sizes::new();
+        let mut known = Known { names, sizes: HashMap::new() };
         for line in text.lines() {
             let line =
                 parse(line).ok_or_else(|| io::Error::other("a mapping is not understood"))?;
-            maps.add(pid, &line, &mut sizes, whose, findings);
+            maps.add(pid, &line, &mut known, whose, findings);
         }
         Ok(maps)
     }
@@ -68,7 +79,7 @@ impl Maps {
         &mut self,
         pid: i32,
         line: &Line<'_>,
-        sizes: &mut Sizes,
+        known: &mut Known<'_>,
         whose: &Whose,
         findings: &mut Findings,
     ) {
@@ -84,7 +95,7 @@ impl Maps {
             }
             _ => {}
         }
-        let kind = match kind(pid, line, sizes) {
+        let kind = match kind(pid, line, known) {
             Ok(kind) => kind,
             Err(why) => {
                 let name = if line.name.is_empty() { "without a name" } else { line.name };
@@ -105,7 +116,7 @@ impl Maps {
     }
 }
 
-fn kind(pid: i32, line: &Line<'_>, sizes: &mut Sizes) -> Result<MappingKind, String> {
+fn kind(pid: i32, line: &Line<'_>, known: &mut Known<'_>) -> Result<MappingKind, String> {
     let name = line.name;
     let is_anonymous = name.is_empty()
         || name == "[heap]"
@@ -114,15 +125,22 @@ fn kind(pid: i32, line: &Line<'_>, sizes: &mut Sizes) -> Result<MappingKind, Str
     if !line.shared && (line.inode == 0 && is_anonymous || name == "/dev/zero") {
         return Ok(MappingKind::Anonymous { grows_down: name == "[stack]" });
     }
+    if line.shared && name.starts_with("/SYSV") && line.offset == 0 {
+        return Ok(MappingKind::Segment { id: line.inode as i32 });
+    }
     let is_memory = name.starts_with("[anon_shmem:") && line.shared;
     if line.inode == 0 || !name.starts_with('/') && !is_memory || is_special(name) {
         return Err(coverage::mapping(name).to_owned());
     }
-    let path = name.to_owned();
-    let len_bytes = match sizes.get(name) {
+    let mut path = name.to_owned();
+    let len_bytes = match known.sizes.get(name) {
         Some(size) => *size,
-        None => match mapped(pid, line)? {
-            Mapped::File(size) => *sizes.entry(path.clone()).or_insert(size),
+        None => match mapped(pid, line, known.names)? {
+            Mapped::File(size) => *known.sizes.entry(path.clone()).or_insert(size),
+            Mapped::Renamed(name, size) => {
+                path = name;
+                size
+            }
             Mapped::Memory(memory) => {
                 let (offset, private) = (line.offset, !line.shared);
                 return Ok(MappingKind::Memory { memory, offset, private });
@@ -143,20 +161,26 @@ fn is_special(name: &str) -> bool {
 enum Mapped {
     /// How long it is.
     File(u64),
+    /// A file in memory that has another name by now.
+    Renamed(String, u64),
     /// A file that has no name.
     Memory(MemoryId),
 }
 
-fn mapped(pid: i32, line: &Line<'_>) -> Result<Mapped, String> {
+fn mapped(pid: i32, line: &Line<'_>, names: &Names) -> Result<Mapped, String> {
     let link = format!("/proc/{pid}/map_files/{:x}-{:x}", line.start, line.end);
     let file = fs::metadata(link).map_err(|err| format!("its file cannot be looked at ({err})"))?;
     if !file.is_file() {
         return Err("it is a device's, and those are not captured".to_owned());
     }
+    let id = (file.dev(), file.ino());
     if file.nlink() == 0 {
-        return Ok(Mapped::Memory((file.dev(), file.ino())));
+        return Ok(Mapped::Memory(id));
     }
     if line.name.ends_with(" (deleted)") {
+        if let Some(name) = names.get(&id) {
+            return Ok(Mapped::Renamed(name.clone(), file.len()));
+        }
         return Err("its file was renamed or replaced; restart the program".to_owned());
     }
     Ok(Mapped::File(file.len()))
@@ -180,7 +204,7 @@ mod tests {
     fn our_own_mappings_are_read() {
         let pid = std::process::id() as i32;
         let whose = Whose { pid, name: "test".to_owned() };
-        let maps = Maps::of(pid, &whose, &mut Findings::default()).unwrap();
+        let maps = Maps::of(pid, &Names::new(), &whose, &mut Findings::default()).unwrap();
         assert!(maps.vdso.is_some() && maps.kernel_start < maps.vdso.map(|vdso| vdso.0));
         let stacks = maps
             .mappings

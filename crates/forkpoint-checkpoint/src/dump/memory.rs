@@ -24,7 +24,9 @@ fn query(mapping: &Mapping) -> Option<&'static Query> {
     match mapping.kind {
         MappingKind::Anonymous { .. } => Some(&ANONYMOUS),
         MappingKind::Private { .. } | MappingKind::Memory { private: true, .. } => Some(&COPIED),
-        MappingKind::Shared { .. } | MappingKind::Memory { private: false, .. } => None,
+        MappingKind::Shared { .. }
+        | MappingKind::Segment { .. }
+        | MappingKind::Memory { private: false, .. } => None,
     }
 }
 

@@ -81,6 +81,13 @@ impl Ids {
         Ok(Self(text.lines().filter_map(line).collect()))
     }
 
+    pub(crate) fn outside(&self, inside: u32) -> Option<u32> {
+        self.0.iter().find_map(|(inner, outer, count)| {
+            let distance = inside.checked_sub(*inner)?;
+            if distance < *count { outer.checked_add(distance) } else { None }
+        })
+    }
+
     pub(crate) fn inside(&self, outside: u32) -> Option<u32> {
         self.0.iter().find_map(|(inner, outer, count)| {
             let distance = outside.checked_sub(*outer)?;
@@ -132,6 +139,8 @@ mod tests {
         let inside: Vec<_> =
             [100_000, 100_001, 200_000, 200_009, 200_010, 5].map(|id| ids.inside(id)).into();
         assert_eq!(inside, [Some(0), None, Some(1), Some(10), None, None]);
+        let outside: Vec<_> = [0, 1, 10, 11].map(|id| ids.outside(id)).into();
+        assert_eq!(outside, [Some(100_000), Some(200_000), Some(200_009), None]);
     }
 
     #[test]

@@ -33,6 +33,8 @@ struct ProcessQuestions {
     dumpable: usize,
     /// That must be 0.
     zeros: [(usize, &'static str); 2],
+    /// By index of its descriptors.
+    close_on_exec: Vec<(usize, usize)>,
     userfaultfd: Option<usize>,
 }
 
@@ -66,7 +68,7 @@ impl Questions {
                 for number in &draft.left {
                     script.call(libc::SYS_close, &[*number as u64]);
                 }
-                Some(ProcessQuestions::add(&mut script, alive, userfaultfd)?)
+                Some(ProcessQuestions::add(&mut script, draft, userfaultfd)?)
             }
             _ => None,
         };
@@ -110,6 +112,10 @@ impl Questions {
         alive.subreaper = subreaper as i32 != 0;
         alive.dumpable = outcome.result(asked.dumpable)? as u32;
         alive.space.fields[5] = outcome.result(asked.heap_end)?;
+        for (index, call) in &asked.close_on_exec {
+            let is_set = outcome.result(*call)? & libc::FD_CLOEXEC as u64 != 0;
+            alive.descriptors[*index].close_on_exec = is_set;
+        }
         for (call, thing) in asked.zeros {
             // A kernel that does not know the question has none.
             if outcome.result(call).is_ok_and(|value| value != 0) {
@@ -134,7 +140,8 @@ pub(super) fn make_userfaultfd() -> Call {
 }
 
 impl ProcessQuestions {
-    fn add(script: &mut Script, alive: &Alive, userfaultfd: bool) -> io::Result<Self> {
+    fn add(script: &mut Script, draft: &Draft, userfaultfd: bool) -> io::Result<Self> {
+        let alive = &draft.alive;
         let actions = script.room(32 * ACTIONS)?;
         for index in 0..ACTIONS as u64 {
             script.call(libc::SYS_rt_sigaction, &[index + 1, 0, actions + 32 * index, 8]);
@@ -156,6 +163,11 @@ impl ProcessQuestions {
             (script.call(libc::SYS_prctl, &[PR_GET_MDWE]), "memory that denies being executable"),
         ];
         let heap_end = script.call(libc::SYS_brk, &[0]);
+        let ask = |index: &usize| {
+            let number = alive.descriptors[*index].number as u64;
+            (*index, script.call(libc::SYS_fcntl, &[number, libc::F_GETFD as u64]))
+        };
+        let close_on_exec = draft.unsure.iter().map(ask).collect();
         let userfaultfd = userfaultfd.then(|| script.push(make_userfaultfd()));
         Ok(Self {
             actions,
@@ -165,6 +177,7 @@ impl ProcessQuestions {
             heap_end,
             dumpable,
             zeros,
+            close_on_exec,
             userfaultfd,
         })
     }

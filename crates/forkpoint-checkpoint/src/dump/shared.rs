@@ -24,7 +24,7 @@ use crate::{
 
 const WRITE: u32 = 2;
 const SEAL_FUTURE_WRITE: u32 = 0x10;
-const HUGE_PAGES: i64 = 0x9584_58f6;
+pub(crate) const HUGE_PAGES: i64 = 0x9584_58f6;
 /// Copied so much at a time.
 const CHUNK: u64 = 4 << 20;
 
@@ -112,10 +112,10 @@ pub(super) fn look(
     Ok(all)
 }
 
-/// What is not empty of it.
-pub(super) fn copy(memory: &mut Memory, file: &File, pages: &mut Pages) -> io::Result<()> {
-    let mut at = 0;
-    while let Some((start, end)) = next_data(file, at, memory.len_bytes)? {
+/// What is not empty of a file in memory.
+pub(crate) fn copy_file(file: &File, len: u64, pages: &mut Pages) -> io::Result<Vec<Stored>> {
+    let (mut all, mut at) = (Vec::new(), 0);
+    while let Some((start, end)) = next_data(file, at, len)? {
         let mut from = start / PAGE * PAGE;
         while from < end {
             let to = end.min(from + CHUNK);
@@ -124,11 +124,11 @@ pub(super) fn copy(memory: &mut Memory, file: &File, pages: &mut Pages) -> io::R
             let stored =
                 Stored { start: from, end: to.next_multiple_of(PAGE), at: pages.keep(block) };
             from = stored.end;
-            memory.stored.push(stored);
+            all.push(stored);
         }
         at = from;
     }
-    Ok(())
+    Ok(all)
 }
 
 fn next_data(file: &File, at: u64, len: u64) -> io::Result<Option<(u64, u64)>> {

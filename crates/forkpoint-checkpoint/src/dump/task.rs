@@ -12,6 +12,7 @@ use crate::{
     freeze::{Held, Task},
     hand::{Reins, quiet_signal},
     image::{Alive, Bytes, PosixTimer, Space, Thread},
+    mounts::{self, Names},
     script::Foothold,
     sys::{self, ptrace},
 };
@@ -22,17 +23,19 @@ pub(super) struct Common {
     pub(super) uids: Ids,
     pub(super) gids: Ids,
     namespaces: Vec<(String, String)>,
+    pub(super) names: Names,
 }
 
 const NAMESPACES: [&str; 8] =
     ["cgroup", "ipc", "mnt", "net", "pid_for_children", "time_for_children", "user", "uts"];
 
 impl Common {
-    pub(super) fn of(init: i32) -> io::Result<Self> {
+    pub(super) fn of(init: i32, mounts: &[&str]) -> io::Result<Self> {
         Ok(Self {
             uids: Ids::of(init, "uid_map")?,
             gids: Ids::of(init, "gid_map")?,
             namespaces: namespaces(init)?,
+            names: mounts::names(init, mounts)?,
         })
     }
 }
@@ -47,12 +50,16 @@ fn namespaces(pid: i32) -> io::Result<Vec<(String, String)>> {
 pub(crate) struct Draft {
     pub(crate) whose: Whose,
     pub(crate) parent_outside: i32,
+    /// The group in the foreground of its terminal.
+    pub(crate) foreground_outside: i32,
     pub(crate) group: i32,
     pub(crate) session: i32,
     pub(crate) alive: Alive,
     pub(crate) reins: Option<Reins>,
     /// Descriptors that somebody of ours had it make, who died before they were closed.
     pub(crate) left: Vec<i32>,
+    /// Descriptors of which only it knows whether they are closed when it becomes another program.
+    pub(crate) unsure: Vec<usize>,
 }
 
 /// All that can be read from outside. Threads are in the order of `held.tasks`.
@@ -62,7 +69,7 @@ pub(super) fn look(held: &mut Held, common: &Common, findings: &mut Findings) ->
     let stat = Stat::of(pid)?;
     let whose = Whose { pid: status.last("NSpid")?, name: status.text("Name").to_owned() };
     check_process(pid, &status, common, &whose, findings)?;
-    let maps = Maps::of(pid, &whose, findings)?;
+    let maps = Maps::of(pid, &common.names, &whose, findings)?;
     if maps.vdso.is_none() {
         findings.refuse(&whose, "no vDSO", "without the kernel's own code it cannot be led");
     }
@@ -109,11 +116,13 @@ pub(super) fn look(held: &mut Held, common: &Common, findings: &mut Findings) ->
     Ok(Draft {
         whose,
         parent_outside: stat.number(4) as i32,
+        foreground_outside: stat.number(8) as i32,
         group: status.last("NSpgid")?,
         session: status.last("NSsid")?,
         alive,
         reins,
         left: Vec::new(),
+        unsure: Vec::new(),
     })
 }
 

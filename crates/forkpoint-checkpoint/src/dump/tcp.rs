@@ -59,7 +59,11 @@ pub(super) fn connection(
     Ok(FileKind::Connection(connection))
 }
 
-const OUTSIDE: &str = "its other end is not captured; close it, or let connections be closed";
+const OUTSIDE: &str =
+    "its other end is not captured; close it, or let copies find it reset (`--tcp close`)";
+
+const ELSEWHERE: &str =
+    "its other end is not there; let copies find it reset (`--tcp close`), or try again";
 
 fn lost(
     family: i32,
@@ -137,15 +141,22 @@ impl Files {
     }
 
     /// One whose other end has ended is closed; another is about to be accepted, or to end.
-    fn without_other_end(&self, index: usize, drafts: &[Draft], findings: &mut Findings) {
-        let FileKind::Connection(end) = &self.files[index].kind else { return };
+    fn without_other_end(&mut self, index: usize, drafts: &[Draft], findings: &mut Findings) {
+        let connections = self.connections;
+        let FileKind::Connection(end) = &mut self.files[index].kind else { return };
         if end.other_end == OtherEnd::Closed {
+            return;
+        }
+        // Where the sandbox has no network of its own, anybody of the machine may be there.
+        if connections == Connections::Close {
+            end.other_end = OtherEnd::Lost;
+            end.queued.0.clear();
             return;
         }
         for draft in drafts {
             for descriptor in draft.alive.descriptors.iter().filter(|d| d.file == index) {
                 let thing = format!("a connection (descriptor {})", descriptor.number);
-                findings.refuse(&draft.whose, thing, "its other end is not there; try again");
+                findings.refuse(&draft.whose, thing, ELSEWHERE);
             }
         }
     }

@@ -1,6 +1,10 @@
 //! Devices: pseudo-terminals, and those that hold no state.
 
-use std::{collections::HashMap, io, os::fd::AsRawFd as _};
+use std::{
+    collections::HashMap,
+    io,
+    os::fd::{AsRawFd as _, OwnedFd},
+};
 
 use super::{
     files::{Seen, device},
@@ -42,6 +46,18 @@ fn slave(seen: &Seen<'_>, terminal: u32) -> Result<FileKind, String> {
         Ok(0) | Err(_) => Ok(FileKind::Terminal { terminal }),
         Ok(_) => Err("somebody typed what was not read yet; try again".to_owned()),
     }
+}
+
+/// The other side of a slave.
+pub(super) fn master_of(slave: &OwnedFd, terminal: u32, foreground: i32) -> io::Result<FileKind> {
+    let fd = slave.as_raw_fd();
+    Ok(FileKind::Master {
+        terminal,
+        settings: Bytes(terminal_settings(fd)?),
+        size: terminal_size(fd)?,
+        foreground,
+        locked: false,
+    })
 }
 
 fn master(seen: &Seen<'_>, inside: &HashMap<i32, i32>) -> io::Result<Result<FileKind, String>> {

@@ -1,15 +1,19 @@
 //! Whether what an image says can be true, before anything is done with it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use super::{
-    model::{Alive, Life, Mapping, MappingKind, Memory, Process, Snapshot, Stored, Thread},
+    model::{
+        Alive, Life, Mapping, MappingKind, Memory, Process, Segment, Snapshot, Stored, Thread,
+    },
     open::{FileKind, FileLock, OpenFile, RangeLock},
 };
 use crate::{
     arch::{SPACE_END, SPACE_START},
     sys::{PAGE, task::LIMITS},
 };
+
+mod mounts;
 
 const PROCESSES_MAX: usize = 1 << 15;
 const THREADS_MAX: usize = 1 << 15;
@@ -35,7 +39,7 @@ fn must(holds: bool, what: impl FnOnce() -> String) -> Verdict {
 }
 
 pub(super) fn snapshot(snapshot: &Snapshot, pages_len: u64) -> Verdict {
-    let Snapshot { processes, files, memories, machine: _ } = snapshot;
+    let Snapshot { processes, files, memories, mounts, segments, machine: _ } = snapshot;
     must(processes.len() <= PROCESSES_MAX, || "too many processes".to_owned())?;
     must(files.len() <= FILES_MAX, || "too many open files".to_owned())?;
     must(pages_len.is_multiple_of(PAGE), || "half a page".to_owned())?;
@@ -57,6 +61,9 @@ pub(super) fn snapshot(snapshot: &Snapshot, pages_len: u64) -> Verdict {
         open_file(file, files.len()).map_err(|why| format!("open file {index}: {why}"))
     })?;
     memories.iter().try_for_each(|memory| self::memory(memory, pages_len))?;
+    mounts::all(mounts, pages_len)?;
+    segments.iter().try_for_each(|segment| self::segment(segment, pages_len))?;
+    no_segment_is_missing(snapshot)?;
     no_memory_is_missing(snapshot)
 }
 
@@ -68,6 +75,30 @@ fn memory(memory: &Memory, pages_len: u64) -> Verdict {
     let inside =
         |start, end| is_range(start, end) && end <= memory.len_bytes.next_multiple_of(PAGE);
     stored(&memory.stored, inside, pages_len).map_err(|why| told(&why))
+}
+
+fn segment(segment: &Segment, pages_len: u64) -> Verdict {
+    let told = |what: &str| format!("segment {}: {what}", segment.id);
+    must(segment.id >= 0 && segment.mode <= 0o777, || told("no such state"))?;
+    must((1..1 << 47).contains(&segment.len_bytes), || told("no such length"))?;
+    let end = segment.len_bytes.next_multiple_of(PAGE);
+    let inside = |start, until| is_range(start, until) && until <= end;
+    stored(&segment.stored, inside, pages_len).map_err(|why| told(&why))
+}
+
+fn no_segment_is_missing(snapshot: &Snapshot) -> Verdict {
+    let lengths: HashMap<i32, u64> = snapshot
+        .segments
+        .iter()
+        .map(|segment| (segment.id, segment.len_bytes.next_multiple_of(PAGE)))
+        .collect();
+    must(lengths.len() == snapshot.segments.len(), || "a segment is there twice".to_owned())?;
+    let alive = snapshot.processes.iter().filter_map(Process::alive);
+    let fits = alive.flat_map(|alive| &alive.mappings).all(|mapping| match mapping.kind {
+        MappingKind::Segment { id } => lengths.get(&id) == Some(&mapping.len()),
+        _ => true,
+    });
+    must(fits, || "a segment is missing".to_owned())
 }
 
 fn no_memory_is_missing(snapshot: &Snapshot) -> Verdict {
@@ -176,7 +207,7 @@ fn mappings(mappings: &[Mapping], pages_len: u64) -> Verdict {
                 *offset
             }
             MappingKind::Memory { offset, .. } => *offset,
-            MappingKind::Anonymous { .. } => 0,
+            MappingKind::Anonymous { .. } | MappingKind::Segment { .. } => 0,
         };
         must(offset.is_multiple_of(PAGE) && offset < 1 << 62, || {
             told("no such place in its file")

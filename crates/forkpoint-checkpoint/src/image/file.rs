@@ -20,6 +20,8 @@ pub(crate) const FORMAT: u32 = 1;
 const MAGIC: &str = "forkpoint-checkpoint";
 const HEADER: &str = "image.json";
 const PAGES: &str = "pages";
+/// What an image consists of; whatever else is in its directory can go.
+pub const FILES: [&str; 2] = [HEADER, PAGES];
 /// A header longer than this is not read: ten thousand mappings need two megabytes.
 const HEADER_MAX: u64 = 256 << 20;
 const LINE_MAX: usize = 128;

@@ -5,7 +5,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::open::{OpenFile, RecordLock};
+use super::{
+    mount::KeptMount,
+    open::{OpenFile, RecordLock},
+};
 pub use crate::arch::Registers;
 
 /// Bytes, in hexadecimal digits.
@@ -22,6 +25,12 @@ pub struct Snapshot {
     /// Memory that is a file without a name; mappings and open files point here.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub memories: Vec<Memory>,
+    /// File systems in memory, with what is in them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mounts: Vec<KeptMount>,
+    /// Memory of System V.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub segments: Vec<Segment>,
 }
 
 /// Where it was captured: kernel memory is not portable.
@@ -180,6 +189,10 @@ pub enum MappingKind {
         offset: u64,
         private: bool,
     },
+    /// A [`Segment`], all of it.
+    Segment {
+        id: i32,
+    },
 }
 
 /// Device and inode, when it was captured.
@@ -195,6 +208,22 @@ pub struct Memory {
     pub mode: u32,
     /// What must not be done with it any more.
     pub seals: u32,
+    /// What is not empty of it; all of that is in this image.
+    pub stored: Vec<Stored>,
+}
+
+/// Memory of System V (`shmget`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Segment {
+    pub id: i32,
+    pub key: i32,
+    pub len_bytes: u64,
+    pub mode: u32,
+    /// User and group.
+    pub owner: (u32, u32),
+    pub maker: (u32, u32),
+    /// It goes when nobody has it any more.
+    pub doomed: bool,
     /// What is not empty of it; all of that is in this image.
     pub stored: Vec<Stored>,
 }

@@ -79,6 +79,40 @@ fn alive(pid: i32, stored: Vec<Stored>) -> Alive {
     }
 }
 
+fn mount() -> KeptMount {
+    let entry = |path: &str, kind| KeptEntry {
+        path: path.to_owned(),
+        kind,
+        mode: 0o644,
+        uid: 0,
+        gid: 5,
+        times: [(1, 2), (3, 4)],
+        attributes: vec![("user.a".to_owned(), Bytes(vec![1]))],
+    };
+    let stored = vec![Stored { start: 0, end: PAGE, at: 0 }];
+    let entries = vec![
+        entry("", EntryKind::Directory),
+        entry("file", EntryKind::File { len_bytes: 5, stored }),
+        entry("dir", EntryKind::Directory),
+        entry("dir/same", EntryKind::Same { path: "file".to_owned() }),
+        entry("link", EntryKind::Link { target: "/x".to_owned() }),
+    ];
+    KeptMount { path: "/dev/shm".to_owned(), entries }
+}
+
+fn segment() -> Segment {
+    Segment {
+        id: 3,
+        key: 7,
+        len_bytes: 9,
+        mode: 0o600,
+        owner: (0, 1),
+        maker: (2, 3),
+        doomed: true,
+        stored: vec![Stored { start: 0, end: PAGE, at: 0 }],
+    }
+}
+
 fn snapshot(stored: Vec<Stored>) -> Snapshot {
     let process = |pid, parent, life| Process {
         pid,
@@ -106,6 +140,8 @@ fn snapshot(stored: Vec<Stored>) -> Snapshot {
             process(3, 2, Life::Dead { status: 256 }),
         ],
         memories: Vec::new(),
+        mounts: vec![mount()],
+        segments: vec![segment()],
         files: vec![OpenFile { locks: Vec::new(), flags: 2, kind: path }],
     }
 }
@@ -193,7 +229,9 @@ fn another_format_is_refused_by_name() {
 fn format_1_is_read() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/image-v1");
     let chain = Chain::open([path.into()]).unwrap();
-    assert_eq!(chain.top().snapshot, snapshot(all_stored()));
+    // It knew neither.
+    let wanted = Snapshot { mounts: Vec::new(), segments: Vec::new(), ..snapshot(all_stored()) };
+    assert_eq!(chain.top().snapshot, wanted);
 }
 
 /// Every byte, flipped; every length, cut.
@@ -295,6 +333,7 @@ fn what_cannot_be_true_is_refused() {
     let good = body(dir.path());
     forged(dir.path(), &serde_json::to_vec(&good).unwrap()).unwrap();
     let alive = "/snapshot/processes/0/life/alive";
+    let mount = "/snapshot/mounts/0";
     let cases = [
         ("/snapshot/processes/0/pid".to_owned(), serde_json::json!(1), "no number"),
         ("/snapshot/processes/1/parent".to_owned(), serde_json::json!(9), "does not come before"),
@@ -322,6 +361,29 @@ fn what_cannot_be_true_is_refused() {
         (format!("{alive}/cwd"), serde_json::json!("../x"), "a path that is none"),
         (format!("{alive}/space/auxv"), serde_json::json!("0011"), "auxiliary vector"),
         (format!("{alive}/actions"), serde_json::json!([]), "each signal"),
+        (format!("{mount}/path"), serde_json::json!("dev/shm"), "a path that is none"),
+        (format!("{mount}/entries"), serde_json::json!([]), "no root"),
+        (format!("{mount}/entries/0/path"), serde_json::json!("x"), "no root"),
+        (format!("{mount}/entries/1/path"), serde_json::json!(".."), "no such name"),
+        (format!("{mount}/entries/1/path"), serde_json::json!("/etc/passwd"), "in no directory"),
+        (format!("{mount}/entries/1/path"), serde_json::json!("a/../b"), "in no directory"),
+        (format!("{mount}/entries/1/path"), serde_json::json!("link"), "twice"),
+        (format!("{mount}/entries/1/mode"), serde_json::json!(0o100_644), "no such mode"),
+        (format!("{mount}/entries/1/kind/file/len_bytes"), serde_json::json!(0), "out of order"),
+        (
+            format!("{mount}/entries/1/kind/file/stored/0/at"),
+            serde_json::json!(1_u64 << 40),
+            "stored",
+        ),
+        (format!("{mount}/entries/1/kind"), serde_json::json!("directory"), "of nothing"),
+        (format!("{mount}/entries/2/kind"), serde_json::json!("fifo"), "in no directory"),
+        ("/snapshot/segments/0/len_bytes".to_owned(), serde_json::json!(0), "no such length"),
+        ("/snapshot/segments/0/id".to_owned(), serde_json::json!(-1), "no such state"),
+        (
+            format!("{alive}/mappings/0/kind"),
+            serde_json::json!({"segment": {"id": 3}}),
+            "a segment is missing",
+        ),
         ("/sums/0".to_owned(), serde_json::json!("00"), "not what was written"),
         ("/pages_len_bytes".to_owned(), serde_json::json!(2 * PAGE), "not stored"),
     ];

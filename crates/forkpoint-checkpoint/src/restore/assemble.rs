@@ -188,6 +188,11 @@ fn map(
     let anonymous = private | (libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
     let grows = (libc::MAP_GROWSDOWN | libc::MAP_STACK) as u64;
     let (flags, file, offset) = match &mapping.kind {
+        MappingKind::Segment { id } => {
+            attach(script, *id, mapping);
+            advise(script, mapping);
+            return Ok(());
+        }
         MappingKind::Anonymous { grows_down: true } => (anonymous | grows, u64::MAX, 0),
         MappingKind::Anonymous { grows_down: false } => (anonymous, u64::MAX, 0),
         MappingKind::Private { path, offset, .. } => {
@@ -215,6 +220,21 @@ fn map(
     }
     advise(script, mapping);
     Ok(())
+}
+
+fn attach(script: &mut Script, id: i32, mapping: &Mapping) {
+    const EXECUTE: i32 = 0o100_000;
+    let mut flags = 0;
+    if mapping.access & 2 == 0 {
+        flags |= libc::SHM_RDONLY;
+    }
+    if mapping.access & 4 != 0 {
+        flags |= EXECUTE;
+    }
+    script.call(libc::SYS_shmat, &[id as u64, mapping.start, flags as u64]);
+    if mapping.access & 1 == 0 {
+        script.call(libc::SYS_mprotect, &[mapping.start, mapping.len(), mapping.access.into()]);
+    }
 }
 
 pub(crate) fn advise(script: &mut Script, mapping: &Mapping) {

@@ -21,7 +21,8 @@ use super::{
 };
 use crate::{
     error::{Doing as _, Error, Result},
-    image::{Connection, FileKind, MappingKind, OtherEnd, Process},
+    image::{Connection, FileKind, MappingKind, OpenFile, OtherEnd, Process},
+    mounts,
 };
 
 /// Opens everything at its number.
@@ -30,6 +31,7 @@ pub(super) fn open_all(plan: &Plan<'_>) -> Result<()> {
     for (from, to) in plan.numbers.of_chain(plan.chain) {
         copy_to(from, to).system("keep the pages open")?;
     }
+    fill_mounts(plan)?;
     mapped_files(plan)?;
     for memory in &plan.snapshot().memories {
         let fd = shared::make(memory, plan.chain).system("make shared memory")?;
@@ -37,7 +39,11 @@ pub(super) fn open_all(plan: &Plan<'_>) -> Result<()> {
         place(fd, number).system("place a descriptor")?;
     }
     let mut opener = Opener::new(plan);
-    for (index, file) in plan.snapshot().files.iter().enumerate() {
+    let files = || plan.snapshot().files.iter().enumerate();
+    // A terminal is there when its master is.
+    let is_master = |file: &OpenFile| matches!(file.kind, FileKind::Master { .. });
+    let masters = files().filter(|(_, file)| is_master(file));
+    for (index, file) in masters.chain(files().filter(|(_, file)| !is_master(file))) {
         let fd = opener.open(file).map_err(|source| {
             let step = format!("open file {index} ({})", told(&file.kind));
             Error::Step { pid: opener.holder(index), step, source }
@@ -46,6 +52,18 @@ pub(super) fn open_all(plan: &Plan<'_>) -> Result<()> {
     }
     send_what_was_on_its_way(plan)?;
     finish_all(plan, &opener)
+}
+
+/// Names are looked up there too.
+fn fill_mounts(plan: &Plan<'_>) -> Result<()> {
+    let mounts = &plan.snapshot().mounts;
+    if mounts.is_empty() {
+        return Ok(());
+    }
+    let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let root = rustix::fs::open("/", directory, Mode::empty()).file("open", "/")?;
+    let filled = mounts::fill_all(&root, mounts, plan.chain, &|uid, gid| Some((uid, gid)));
+    filled.map_err(|(path, source)| Error::File { doing: "fill", path, source })
 }
 
 pub(super) fn other_end<'a>(plan: &Plan<'a>, end: &Connection) -> Option<&'a Connection> {

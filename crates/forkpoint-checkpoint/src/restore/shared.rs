@@ -10,7 +10,7 @@ use rustix::fs::{
     FallocateFlags, MemfdFlags, Mode, SealFlags, fallocate, fchmod, fcntl_add_seals, memfd_create,
 };
 
-use crate::image::{Chain, Memory};
+use crate::image::{Chain, Memory, Stored};
 
 const SEALS_SEAL: u32 = 1;
 const SEAL_WRITE: u32 = 8;
@@ -37,19 +37,35 @@ pub(crate) fn fill(file: &File, memory: &Memory, chain: &Chain) -> io::Result<()
     {
         return Ok(());
     }
+    empty(file)?;
+    fill_file(file, memory.len_bytes, &memory.stored, chain)
+}
+
+/// Its length stays, so that nobody's private copies of its pages go.
+pub(crate) fn empty(file: &File) -> io::Result<()> {
     let len = file.metadata()?.len();
     if len > 0 {
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         fallocate(file, hole, 0, len)?;
     }
-    if len != memory.len_bytes {
-        file.set_len(memory.len_bytes)?;
+    Ok(())
+}
+
+/// A file that has nothing in it.
+pub(crate) fn fill_file(
+    file: &File,
+    len_bytes: u64,
+    stored: &[Stored],
+    chain: &Chain,
+) -> io::Result<()> {
+    if file.metadata()?.len() != len_bytes {
+        file.set_len(len_bytes)?;
     }
     let mut buffer = Vec::new();
-    for stored in &memory.stored {
+    for stored in stored {
         buffer.resize((stored.end - stored.start) as usize, 0);
         chain.top().pages.read_exact_at(&mut buffer, stored.at)?;
-        let end = stored.end.min(memory.len_bytes);
+        let end = stored.end.min(len_bytes);
         file.write_all_at(&buffer[..(end - stored.start) as usize], stored.start)?;
     }
     Ok(())

@@ -6,7 +6,7 @@ use std::{
     ptr,
 };
 
-use super::{check, step};
+use super::{PAGE, check, step};
 
 /// The kernel takes so many pieces at once.
 const VECTOR_MAX: usize = 1024;
@@ -166,7 +166,14 @@ pub(crate) fn scan(
         let fd = pagemap.as_fd().as_raw_fd();
         // SAFETY: `args` has the size that it tells, and `regions` the length that `args` tells.
         let count =
-            check(unsafe { libc::ioctl(fd, PAGEMAP_SCAN, ptr::from_mut(&mut args)) }.into())?;
+            check(unsafe { libc::ioctl(fd, PAGEMAP_SCAN, ptr::from_mut(&mut args)) }.into());
+        let count = match count {
+            // Linux before 6.7 tells of each page by itself.
+            Err(err) if err.raw_os_error() == Some(libc::ENOTTY) => {
+                return scan_slowly(pagemap, range, query, found);
+            }
+            count => count?,
+        };
         for region in &regions[..(count as usize).min(512)] {
             match found.last_mut() {
                 Some(last) if last.1 == region.start => last.1 = region.end,
@@ -177,6 +184,47 @@ pub(crate) fn scan(
             break;
         }
         start = args.walk_end;
+    }
+    Ok(())
+}
+
+/// As [`scan`], page by page. Empty pages count as pages, and nothing is known of guards or writes.
+fn scan_slowly(
+    pagemap: impl AsFd,
+    (start, end): (u64, u64),
+    query: &Query,
+    found: &mut Vec<(u64, u64)>,
+) -> io::Result<()> {
+    const IS_PRESENT: u64 = 1 << 63;
+    const IS_FILE: u64 = 1 << 61;
+    const AT_ONCE: usize = 4096;
+    if query.mask & WRITTEN != 0 {
+        return Err(io::ErrorKind::Unsupported.into());
+    }
+    if query.mask & GUARD != 0 {
+        return Ok(());
+    }
+    let not_of_files = query.inverted & FILE != 0;
+    let mut buffer = [0; 8 * AT_ONCE];
+    let mut page = start / PAGE;
+    while page < end / PAGE {
+        let wanted = AT_ONCE.min((end / PAGE - page) as usize);
+        let len = rustix::io::pread(&pagemap, &mut buffer[..8 * wanted], 8 * page)?;
+        if len < 8 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        for entry in buffer[..len].as_chunks::<8>().0 {
+            let entry = u64::from_ne_bytes(*entry);
+            let at = page * PAGE;
+            page += 1;
+            if entry & IS_PRESENT == 0 || not_of_files && entry & IS_FILE != 0 {
+                continue;
+            }
+            match found.last_mut() {
+                Some(last) if last.1 == at => last.1 = at + PAGE,
+                _ => found.push((at, at + PAGE)),
+            }
+        }
     }
     Ok(())
 }
@@ -199,6 +247,17 @@ pub(crate) fn track_writes(uffd: impl AsFd) -> io::Result<()> {
     let mut args = [0xaa_u64, WRITES_ASYNC, 0];
     // SAFETY: the request takes three words.
     check(unsafe { libc::ioctl(uffd.as_fd().as_raw_fd(), API, args.as_mut_ptr()) }.into()).map(drop)
+}
+
+/// Whether the memory that a userfaultfd belongs to is still there: a process that became another program
+/// has other memory.
+pub(crate) fn has_memory(uffd: impl AsFd) -> bool {
+    const UNREGISTER: libc::Ioctl = 0x8010_aa01;
+    // Nothing can be mapped there, so nothing is ever found.
+    let mut range = [PAGE, PAGE];
+    // SAFETY: the request takes two words.
+    let result = unsafe { libc::ioctl(uffd.as_fd().as_raw_fd(), UNREGISTER, range.as_mut_ptr()) };
+    check(result.into()).err().and_then(|err| err.raw_os_error()) != Some(libc::ENOMEM)
 }
 
 /// Begins tracking of a range.

@@ -33,6 +33,18 @@ pub(crate) fn fork_into(namespaces: u64) -> io::Result<Option<i32>> {
     Ok((result != 0).then_some(result as i32))
 }
 
+/// From now on, this thread makes files as this user and group, and keeps its rights over all others.
+pub(crate) fn make_files_as((uid, gid): (u32, u32)) -> io::Result<()> {
+    use rustix::thread::{capabilities, set_capabilities};
+    let rights = capabilities(None)?;
+    // SAFETY: these take numbers and change this thread only.
+    unsafe { libc::syscall(libc::SYS_setfsgid, gid) };
+    // SAFETY: as above.
+    unsafe { libc::syscall(libc::SYS_setfsuid, uid) };
+    // Whoever stops being root for files loses rights, which are still his to take again.
+    Ok(set_capabilities(None, rights)?)
+}
+
 /// Starts the loopback interface of this network namespace.
 pub(crate) fn loopback_up() -> io::Result<()> {
     use std::os::fd::AsRawFd as _;

@@ -1,12 +1,15 @@
 //! Programs that do their worst: captured, or refused with a reason in bounded time, and in any case they go on.
 
-use std::time::Duration;
+use std::{
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use forkpoint_checkpoint::{CaptureSpec, Error, Tree, capture};
 
 use crate::{
     locks::answers,
-    place::{Place, now, try_capture},
+    place::{Place, now, try_capture, until},
     programs::captured,
 };
 
@@ -194,5 +197,56 @@ fn descriptors_of_the_kernel_are_refused_by_name() {
         let err = try_capture(&sandbox).unwrap_err();
         assert!(matches!(err, Error::Refused(_)) && err.to_string().contains(name), "{err}");
         place.grows("count", before + 1);
+    }
+}
+
+/// A disk that takes nothing for a while: who writes to it waits in the kernel, and no signal helps.
+#[test]
+fn who_waits_in_the_kernel_is_told_in_time_and_captured_later() {
+    let run = |command: &str, args: &[&str]| {
+        let status = Command::new(command).args(args).status().unwrap();
+        assert!(status.success(), "{command} {args:?}");
+    };
+    let mut place = Place::new();
+    let (file, at) = (place.dir.path().join("disk"), place.work());
+    std::fs::File::create(&file).unwrap().set_len(16 << 20).unwrap();
+    let (file, at) = (file.to_str().unwrap(), at.to_str().unwrap());
+    run("mkfs.ext4", &["-q", file]);
+    run("mount", &["-o", "loop", file, at]);
+    let mounted = Mounted(at.to_owned());
+    let counter = "i=0; while :; do i=$((i+1)); echo $i > /mnt/count; sleep 0.01; done";
+    let sandbox = place.shell(counter);
+    place.grows("count", 2);
+    run("fsfreeze", &["-f", at]);
+    until("it waits in the kernel", || {
+        let stat = |tid| place.state(&sandbox, tid);
+        let pid = place.outside(&sandbox, 2);
+        let waits = std::fs::read_to_string(format!("/proc/{pid}/wchan")).unwrap_or_default();
+        (stat(2) == Some('D') && waits.contains("percpu_rwsem")).then_some(())
+    });
+    let spec = CaptureSpec { patience: Duration::from_millis(500), ..CaptureSpec::default() };
+    let start = now();
+    let err = capture(&Tree::below(sandbox.init), &spec, || Ok(())).unwrap_err();
+    let took = now() - start;
+    run("fsfreeze", &["-u", at]);
+    assert!(
+        matches!(&err, Error::Restless { why, .. } if why.contains("waits in the kernel")),
+        "{err}"
+    );
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    let now = place.number("count");
+    place.grows("count", now + 2);
+    captured(&mut place, &sandbox);
+    drop(sandbox);
+    drop(mounted);
+}
+
+struct Mounted(String);
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // Whoever is to unmount it must not wait for it.
+        let _ = Command::new("fsfreeze").args(["-u", &self.0]).stderr(Stdio::null()).status();
+        let _ = Command::new("umount").arg(&self.0).status();
     }
 }

@@ -1,6 +1,9 @@
 //! Kinds of open files, signals and timers, in one program that looks at all of them afterwards.
 
-use crate::place::{Place, until};
+use crate::{
+    place::{Place, until},
+    programs::captured,
+};
 
 const KINDS: &str = "
 import ctypes, fcntl, os, select, signal, socket, struct, time, threading, mmap
@@ -181,4 +184,37 @@ def told():
 ",
         "(11, {1}, True)\n(13, {0})\n('321', 123456)\n(True, 500.0)",
     );
+}
+
+/// Half of it is over when it is captured; a copy sleeps the other half.
+#[test]
+fn a_sleep_goes_on_with_the_time_that_was_left() {
+    let mut place = Place::new();
+    let sandbox = place.python(
+        "
+import ctypes, os, threading, time
+libc = ctypes.CDLL(None)
+def sleep(name, call):
+    request, rest = (ctypes.c_long * 2)(6, 0), (ctypes.c_long * 2)(99, 99)
+    start = time.monotonic()
+    assert call(request, rest) == 0
+    with open(f'/mnt/{name}.new', 'w') as file: file.write(str(int((time.monotonic() - start) * 1000)))
+    os.rename(f'/mnt/{name}.new', f'/mnt/{name}')
+one = threading.Thread(target=sleep, args=('one', lambda request, rest: libc.nanosleep(request, rest)))
+two = threading.Thread(target=sleep, args=('two', lambda request, rest: libc.clock_nanosleep(1, 0, request, rest)))
+one.start(); two.start()
+time.sleep(3)
+open('/mnt/ready', 'w').write('1')
+one.join(); two.join(); time.sleep(1000)
+",
+    );
+    until("half of it is over", || Some(place.number("ready")).filter(|ready| *ready == 1));
+    captured(&mut place, &sandbox);
+    drop(sandbox);
+    let _copy = place.restore();
+    for name in ["one", "two"] {
+        let took = until("it has slept", || Some(place.number(name)).filter(|took| *took > 0));
+        // Begun anew, it would have slept for nine seconds in all.
+        assert!((6000..9000).contains(&took), "{name} slept for {took} ms");
+    }
 }

@@ -2,12 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test, what cannot be unwrapped is a failure")]
 
+mod features;
 mod hostile;
 mod killed;
 mod kinds;
 mod lazy;
 mod locks;
 mod memory;
+mod mounts;
 mod place;
 mod programs;
 mod refusals;

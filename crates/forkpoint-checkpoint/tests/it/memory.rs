@@ -1,28 +1,33 @@
 //! The memory of a copy is that of the original, byte for byte.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     os::unix::fs::FileExt as _,
 };
 
-use forkpoint_checkpoint::{CaptureSpec, Tree, bare::Bare, capture, image::Snapshot};
+use forkpoint_checkpoint::{
+    CaptureSpec, Tree,
+    bare::Bare,
+    capture,
+    image::{Descriptor, FileKind, MappingKind, MemoryId, Process, Snapshot},
+};
 use proptest::prelude::*;
 
-use crate::place::{Place, until};
+use crate::place::{Place, try_capture, until};
 
-/// Maps, writes, forks and opens as a seed says, and then waits.
+/// Maps, shares, writes, forks, opens and sleeps as a seed says, and then waits.
 const RANDOM: &str = "
-import ctypes, mmap, os, random, signal, sys
+import ctypes, mmap, os, random, signal, sys, time
 libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 for f in (libc.munmap, libc.mprotect, libc.madvise): f.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 r = random.Random(int(open('/mnt/seed').read()))
-regions, files = [], []
+regions, files, pipes = [], [], []
 signal.signal(signal.SIGTERM, lambda *_: None)
 def step(depth):
-    what = r.randrange(9)
+    what = r.randrange(15)
     if what <= 1:
         size = r.randrange(1, 64) * 4096
         regions.append((libc.mmap(None, size, 3, 0x22, -1, 0), size))
@@ -41,9 +46,31 @@ def step(depth):
         name = f'/mnt/f{r.randrange(5)}'
         f = os.open(name, os.O_RDWR | os.O_CREAT); os.write(f, r.randbytes(r.randrange(9000))); files.append(f)
         if r.randrange(2): regions.append((libc.mmap(None, 8192, 3, 2, f, 0), 4096))
-    elif regions:
+    elif what == 8 and regions:
         start, size = r.choice(regions)
         libc.madvise(start, 4096, 4)
+    elif what == 9:
+        size = r.randrange(1, 32) * 4096
+        regions.append((libc.mmap(None, size, 3, 0x21, -1, 0), size))
+    elif what == 10:
+        f = os.memfd_create(f'm{r.randrange(9)}'); os.ftruncate(f, 65536); os.pwrite(f, r.randbytes(99), r.randrange(60000))
+        regions.append((libc.mmap(None, 65536, 3, r.choice([1, 2]), f, 0), 65536))
+        files.append(f)
+    elif what == 11:
+        f = os.open(f'/dev/shm/s{r.randrange(4)}', os.O_RDWR | os.O_CREAT); os.ftruncate(f, 32768)
+        regions.append((libc.mmap(None, 32768, 3, r.choice([1, 2]), f, 0), 32768))
+        files.append(f)
+    elif what == 12 and files:
+        f = r.choice(files)
+        more = r.randrange(4)
+        if more == 0: os.lseek(f, r.randrange(5000), 0)
+        elif more == 1: files.append(os.dup(f))
+        elif more == 2: os.read(f, r.randrange(300))
+        else: files.remove(f); os.close(f)
+    elif what == 13:
+        reader, writer = os.pipe(); os.write(writer, r.randbytes(r.randrange(3000))); pipes.append((reader, writer))
+    elif what == 14:
+        time.sleep(r.random() / 500)
     if r.randrange(25) == 0 and depth < 3 and os.fork() == 0:
         depth += 1
         r.seed(r.randrange(1 << 30) + depth)
@@ -145,6 +172,54 @@ fn only<'a>(one: &'a Memory, other: &'a Memory) -> Vec<(i32, String)> {
         .collect()
 }
 
+/// What every descriptor is, but for numbers that the kernel gives out.
+fn open_files(snapshot: &Snapshot) -> Vec<(i32, i32, bool, usize, i32, String)> {
+    let told = |kind: &FileKind| match kind {
+        FileKind::Memory { position, .. } => format!("memory at {position}"),
+        FileKind::Pipe { capacity, content, .. } => format!("pipe of {capacity}: {content:?}"),
+        FileKind::Deleted { content, position, mode, .. } => {
+            format!("deleted, {mode:o}, at {position}: {content:?}")
+        }
+        kind => format!("{kind:?}"),
+    };
+    let mut all = Vec::new();
+    for process in &snapshot.processes {
+        let descriptors = process.alive().map_or(&[][..], |alive| &alive.descriptors);
+        for descriptor in descriptors {
+            let file = &snapshot.files[descriptor.file];
+            // Who shares it, by the first who does.
+            let same = |other: &&Process| {
+                other.alive().is_some_and(|alive| {
+                    alive.descriptors.iter().any(|other| other.file == descriptor.file)
+                })
+            };
+            let sharers = snapshot.processes.iter().filter(same).count();
+            let kind = told(&file.kind);
+            let Descriptor { number, close_on_exec, .. } = *descriptor;
+            // A pipe that is opened by a name in `/proc` may be large, which means nothing.
+            let flags = file.flags & !0o100_000;
+            all.push((process.pid, number, close_on_exec, sharers, flags, kind));
+        }
+    }
+    all
+}
+
+/// Whose, where, and which part of it.
+type Part = (i32, u64, u64);
+
+/// Which mappings are of one memory, as sets of addresses.
+fn shared(snapshot: &Snapshot) -> BTreeSet<Vec<Part>> {
+    let mut all: BTreeMap<MemoryId, Vec<Part>> = BTreeMap::new();
+    for process in &snapshot.processes {
+        for mapping in process.alive().map_or(&[][..], |alive| &alive.mappings) {
+            if let MappingKind::Memory { memory, offset, .. } = mapping.kind {
+                all.entry(memory).or_default().push((process.pid, mapping.start, offset));
+            }
+        }
+    }
+    all.into_values().collect()
+}
+
 fn compare(seed: u32) {
     let mut place = Place::new();
     place.put("seed", &seed.to_string());
@@ -188,10 +263,17 @@ fn compare(seed: u32) {
     let after = joined(memory(&copy));
     assert_eq!(only(&after, &before), [], "the copy");
     assert_eq!(differing(&before, &after, &captured.snapshot), [], "the copy, seed {seed}");
+    let again = try_capture(&copy).unwrap().snapshot;
+    let (is, was) = (open_files(&again), open_files(&captured.snapshot));
+    assert_eq!(is.len(), was.len(), "the copy, seed {seed}");
+    for (is, was) in is.iter().zip(&was) {
+        assert_eq!(is, was, "the copy, seed {seed}");
+    }
+    assert_eq!(shared(&again), shared(&captured.snapshot), "the copy, seed {seed}");
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 4, failure_persistence: None, max_shrink_iters: 0, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 6, failure_persistence: None, max_shrink_iters: 0, ..ProptestConfig::default() })]
     #[test]
     fn a_copy_has_the_same_memory(seed in any::<u32>()) {
         compare(seed);

@@ -160,3 +160,30 @@ while True:
     assert!(err.to_string().contains("something else as descriptor 3"), "{err}");
     place.grows("count", before + 2);
 }
+
+/// Whoever is traced and dead is there until somebody asks for it; process 1 would wait for ever.
+#[test]
+fn a_rollback_that_fails_half_way_ends_the_processes_and_nobody_hangs() {
+    let mut place = Place::new();
+    let sandbox = place.python(CHANGING);
+    until("it runs", || Some(place.read("now")).filter(|text| text.ends_with('.')));
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    let mut tracker = Tracker::new();
+    let captured = tracker.capture(&tree, &spec, || Ok(())).unwrap();
+    tracker.note(place.write(&captured));
+    let chain = Chain::open(place.images.clone()).unwrap();
+    let failing = || Err(std::io::Error::other("no files today"));
+    let err = until("it is tried", || {
+        let err = tracker.rollback(&tree, &chain, &spec, failing).unwrap_err();
+        // While it writes, it has a file open that it had not before.
+        (!err.to_string().contains("as descriptor")).then_some(err)
+    });
+    assert!(
+        err.to_string()
+            .contains("ended: failed to do what was to be done meanwhile: no files today"),
+        "{err}"
+    );
+    until("they are gone", || (processes(&sandbox) == 1).then_some(()));
+    drop(sandbox);
+    place.restore();
+}

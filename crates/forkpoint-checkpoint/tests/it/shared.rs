@@ -163,3 +163,93 @@ def told():
         "[(True, 1)] []\n[True]",
     );
 }
+
+const SYSTEM_V: &str = "
+for name in ('shmget', 'shmat', 'shmdt', 'shmctl'): getattr(libc, name).restype = ctypes.c_long
+libc.shmat.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int]; libc.shmdt.argtypes = [ctypes.c_void_p]
+def new(key, size, mode=0o1600):
+    id = libc.shmget(key, size, mode); assert id >= 0
+    return id, libc.shmat(id, None, 0)
+byte = lambda at: ctypes.c_ubyte.from_address(at)
+# Numbers that a new namespace would not give out first.
+for n in range(300): libc.shmctl(libc.shmget(0, 100, 0o1600), 0, None)
+low = libc.shmget(0, 100, 0o1600)
+first, at = new(77, 3 << 20); byte(at).value = 5; byte(at + (2 << 20)).value = 6
+libc.shmctl(low, 0, None)
+gone, gone_at = new(0, 9000); libc.shmctl(gone, 0, None); byte(gone_at).value = 8
+os.seteuid(33); alone = libc.shmget(88, 5000, 0o1640); os.seteuid(0)
+read = libc.shmat(first, None, 0o10000)
+";
+
+#[test]
+fn segments_of_system_v_keep_their_numbers_and_are_shared_again() {
+    let program = format!(
+        "{SYSTEM_V}
+if os.fork() == 0:
+    while byte(gone_at).value != 9: time.sleep(0.001)
+    byte(at).value += 1
+    time.sleep(1000)
+def table(): return sorted((int(w[0]), int(w[1]) == {{77: first, 88: alone, 0: gone}}[int(w[0])], w[2], int(w[3]), w[6], w[7:11]) for w in map(str.split, list(open('/proc/sysvipc/shm'))[1:]))
+def told():
+    yield byte(at).value, byte(read).value, byte(at + (2 << 20)).value, byte(gone_at).value
+    byte(gone_at).value = 9
+    while byte(read).value != 6: time.sleep(0.001)
+    yield 'both see it', libc.shmget(77, 0, 0) == first, libc.shmget(88, 0, 0) == alone
+    yield from table()
+    libc.shmdt(gone_at); yield 'detached'
+    pid = os.fork()
+    if pid == 0: byte(read).value = 1
+    yield os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+"
+    );
+    answers(
+        &program,
+        "(5, 5, 6, 8)\n('both see it', True, True)\n(0, True, '1600', 9000, '2', ['0', '0', '0', '0'])\n\
+         (77, True, '600', 3145728, '4', ['0', '0', '0', '0'])\n(88, True, '640', 5000, '0', ['33', '0', '33', '0'])\n\
+         detached\n-11",
+    );
+}
+
+#[test]
+fn segments_of_system_v_go_back_in_place() {
+    let mut place = Place::new();
+    let sandbox = place.python(&format!(
+        "
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+{SYSTEM_V}
+while True:
+    new_ones = len(list(open('/proc/sysvipc/shm'))) - 4
+    now = f'{{byte(at).value}} {{byte(at + 4096).value}} {{byte(gone_at).value}} {{new_ones}}.'
+    fd = os.open('/mnt/now.new', os.O_WRONLY | os.O_CREAT | os.O_TRUNC); os.write(fd, now.encode()); os.close(fd)
+    os.rename('/mnt/now.new', '/mnt/now')
+    if os.path.exists('/mnt/go') and byte(at).value == 5:
+        byte(at).value = 50; byte(at + 4096).value = 51; byte(gone_at).value = 52; libc.shmget(0, 100, 0o1600)
+    time.sleep(0.001)
+"
+    ));
+    let is = |place: &Place, what: &str| {
+        until(&format!("{what} is {}", place.read("now")), || {
+            (place.read("now") == what).then_some(())
+        });
+    };
+    is(&place, "5 0 8 0.");
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    let mut tracker = Tracker::new();
+    let captured = until("it is at rest", || {
+        let captured = tracker.capture(&tree, &spec, || Ok(())).unwrap();
+        let open = captured.snapshot.files.iter().map(|file| format!("{:?}", file.kind));
+        let busy =
+            open.into_iter().any(|name| name.contains("now.new") || name.contains("sysvipc"));
+        (!busy).then_some(captured)
+    });
+    tracker.note(place.write(&captured));
+    let chain = Chain::open(place.images.clone()).unwrap();
+    for _ in 0..3 {
+        place.put("go", "");
+        is(&place, "50 51 52 1.");
+        std::fs::remove_file(place.work().join("go")).unwrap();
+        tracker.rollback(&tree, &chain, &spec, || Ok(())).unwrap();
+        is(&place, "5 0 8 0.");
+    }
+}

@@ -145,3 +145,33 @@ fn a_second_tracker_is_told_of_the_first() {
     drop(first);
     second.capture(&tree, &spec, || Ok(())).unwrap();
 }
+
+/// Its number stays, and what was noted belongs to memory that is gone.
+#[test]
+fn a_process_that_became_another_program_is_captured_in_full() {
+    let mut place = Place::new();
+    let counter =
+        "i=0; while :; do i=$((i+1)); echo $i > /mnt/c; mv /mnt/c /mnt/count; sleep 0.01; done";
+    let sandbox = place.shell(&format!(
+        "echo 1 > /mnt/ready; while ! [ -e /mnt/go ]; do sleep 0.01; done; exec bash -c '{counter}'"
+    ));
+    until("it is ready", || Some(place.number("ready")).filter(|ready| *ready == 1));
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    for early in [false, true] {
+        let mut tracker = Tracker::new();
+        if early {
+            tracker.prepare(&tree, &spec).unwrap();
+        } else {
+            capture(&mut place, &mut tracker, &sandbox);
+        }
+        place.put("go", "");
+        place.grows("count", 0);
+        // Once more, into the same program.
+        let captured = tracker.capture(&tree, &spec, || place.keep_files()).unwrap();
+        place.write(&captured);
+    }
+    drop(sandbox);
+    let _copy = place.restore();
+    let now = place.number("count");
+    place.grows("count", now + 3);
+}

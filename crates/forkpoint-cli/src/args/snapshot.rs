@@ -49,6 +49,11 @@ pub(crate) struct SnapshotArgs {
     #[arg(long, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_missing_value = "always")]
     pub(crate) full: Option<Full>,
 
+    /// What becomes of processes with a connection to somebody outside: `close` keeps them, and copies
+    /// find it reset, while the sandbox itself keeps it
+    #[arg(long, value_name = "WHAT", default_value = "refuse", requires = "full")]
+    pub(crate) tcp: Tcp,
+
     /// Keep what is in tmpfs mounts and /dev/shm too (containers; with --full they are kept anyway)
     #[arg(long)]
     pub(crate) tmpfs: bool,
@@ -76,6 +81,13 @@ pub(crate) struct SnapshotArgs {
 
     #[command(flatten)]
     pub(crate) wait: WaitArgs,
+}
+
+/// What becomes of connections to somebody outside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Tcp {
+    Refuse,
+    Close,
 }
 
 /// When processes and memory are kept too.

@@ -19,7 +19,7 @@ use serde::Serialize;
 use super::{Exit, Outcome};
 use crate::{
     app::App,
-    args::{Full, SnapshotArgs, value},
+    args::{Full, SnapshotArgs, Tcp, value},
     fail::{About, Failure},
     output::{
         human::{many, size},
@@ -91,6 +91,7 @@ fn request(args: &SnapshotArgs) -> Result<SnapshotRequest, Error> {
         kind: if args.full.is_some() { SnapshotKind::Full } else { SnapshotKind::Files },
         or_files: args.full == Some(Full::Auto),
         volatile: args.tmpfs,
+        close_connections: args.tcp == Tcp::Close,
         trigger: args.trigger,
         name: args.name.as_deref().map(str::parse).transpose()?,
         description: args.description.clone(),

@@ -43,3 +43,31 @@ fn what_cannot_be_kept_is_refused_or_left_out_as_one_likes() {
     assert!(auto.stderr.contains("were not kept") && auto.stderr.contains("locked"), "{auto:?}");
     assert_eq!(home.ok(["show", "some", "--json"]).json()["kind"], json!("files"));
 }
+
+#[test]
+fn connections_are_refused_or_closed_as_one_likes() {
+    let home = Home::new();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    home.ok(["create", "--network", "host", "--name", "web"]);
+    home.sh(
+        "web",
+        &format!(
+            "python3 -c \"
+import socket
+call = socket.create_connection(('127.0.0.1', {port}))
+try: call.recv(1)
+except OSError: open('/tmp/reset', 'w').close()
+\" > /dev/null 2>&1 < /dev/null &"
+        ),
+    );
+    let _call = listener.accept().unwrap();
+    let refused = home.run(["snapshot", "web", "--full"]);
+    assert!(refused.code != Some(0) && refused.stderr.contains("--tcp close"), "{refused:?}");
+    let odd = home.run(["snapshot", "web", "--tcp", "close"]);
+    assert!(odd.code == Some(2) && odd.stderr.contains("--full"), "{odd:?}");
+    home.ok(["snapshot", "web", "--full", "--tcp", "close", "--name", "whole"]);
+    home.ok(["restore", "whole", "--name", "copy"]);
+    assert!(until(|| home.run(["exec", "copy", "--", "test", "-e", "/tmp/reset"]).code == Some(0)));
+    assert_eq!(home.run(["exec", "web", "--", "test", "-e", "/tmp/reset"]).code, Some(1));
+}

@@ -27,6 +27,9 @@ pub struct SnapshotRequest {
     pub or_files: bool,
     /// Whether files that are in memory alone are kept too, as in a `tmpfs`.
     pub volatile: bool,
+    /// Whether processes with connections to somebody outside are kept, and find them reset in a copy. They are
+    /// refused otherwise.
+    pub close_connections: bool,
     pub trigger: Trigger,
     /// From the naming pattern if there is none.
     pub name: Option<Name>,
@@ -55,6 +58,7 @@ impl SnapshotRequest {
             kind: SnapshotKind::Files,
             or_files: false,
             volatile: false,
+            close_connections: false,
             trigger: Trigger::Manual,
             name: None,
             description: None,
@@ -181,6 +185,15 @@ impl Inner {
         if request.volatile && !driver.keeps_volatile() {
             let operation = "keep what is in memory without its processes";
             return Err(DriverError::Unsupported { driver: driver.name(), operation }.into());
+        }
+        if request.close_connections {
+            if request.kind == SnapshotKind::Files {
+                return Err(Error::invalid("only a snapshot with processes has connections"));
+            }
+            if !driver.closes_connections() {
+                let operation = "keep processes without their connections";
+                return Err(DriverError::Unsupported { driver: driver.name(), operation }.into());
+            }
         }
         let len = request.agent_state.as_ref().map_or(0, Bytes::len);
         let limit = self.config.max_agent_state_bytes;
@@ -376,6 +389,9 @@ async fn seal_paused(
 ) -> DriverResult<Artifact> {
     if request.volatile {
         paused.include_volatile().await?;
+    }
+    if request.close_connections && request.kind == SnapshotKind::Full {
+        paused.close_connections().await?;
     }
     paused.seal(id, request.kind).await
 }

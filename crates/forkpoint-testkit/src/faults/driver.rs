@@ -84,6 +84,10 @@ impl Driver for FaultyDriver {
         self.inner.keeps_volatile()
     }
 
+    fn closes_connections(&self) -> bool {
+        self.inner.closes_connections()
+    }
+
     async fn can_seal(&self, id: SandboxId, kind: SnapshotKind) -> DriverResult<()> {
         self.place.call("can_seal", self.inner.can_seal(id, kind)).await
     }
@@ -284,6 +288,10 @@ impl PausedSandbox for FaultyPaused {
 
     async fn include_volatile(&mut self) -> DriverResult<()> {
         self.inner.include_volatile().await
+    }
+
+    async fn close_connections(&mut self) -> DriverResult<()> {
+        self.inner.close_connections().await
     }
 
     async fn is_unchanged(&mut self, since: SnapshotId) -> DriverResult<bool> {

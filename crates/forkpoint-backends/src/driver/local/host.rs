@@ -161,7 +161,10 @@ impl Host {
     ) -> DriverResult<()> {
         let _held = self.hold_templates(&spec.template)?;
         let start = self.starting_point(id, spec, from)?;
-        let images = self.images_from(from)?;
+        let images = match from {
+            None => self.template_images(&spec.template)?,
+            from => self.images_from(from)?,
+        };
         let place = self.place(id);
         match fs::create_dir(place.directory()) {
             Err(err) if err.kind() == io::ErrorKind::AlreadyExists => {
@@ -227,7 +230,7 @@ impl Host {
     }
 
     /// What the processes of a full snapshot are brought back from. Checked to fit this machine.
-    fn images_from(&self, from: Option<&Artifact>) -> DriverResult<Vec<PathBuf>> {
+    pub(super) fn images_from(&self, from: Option<&Artifact>) -> DriverResult<Vec<PathBuf>> {
         let Some(artifact) = from else { return Ok(Vec::new()) };
         let data = self.read_artifact(artifact)?;
         self.check_image(&data, artifact.snapshot)?;

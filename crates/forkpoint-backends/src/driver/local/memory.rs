@@ -6,12 +6,12 @@
 use std::{
     fs, io,
     os::{fd::OwnedFd, unix::fs::DirBuilderExt as _},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
 use forkpoint_checkpoint::{
-    self as checkpoint, CaptureSpec, Captured, ImageId, Tree,
+    self as checkpoint, CaptureSpec, Captured, Connections, ImageId, Tree,
     image::{self, Image, ImageError, Process},
 };
 use forkpoint_core::{
@@ -28,7 +28,10 @@ use super::{
     host::{ArtifactData, Host, failed, io_error, layer_error},
     launch::Isolation,
     record::Record,
+    root,
 };
+
+use crate::layer::LayerName;
 
 mod since;
 
@@ -110,8 +113,7 @@ impl Host {
         }
         let _lock = self.lock(record.id)?;
         let found = checkpoint::examine(&tree(record), &spec()).map_err(full_error)?;
-        let shared = check_shared(record).err().map(|err| blocks(err.to_string()));
-        Ok(found.0.iter().map(|refusal| blocks(refusal.to_string())).chain(shared).collect())
+        Ok(found.0.iter().map(|refusal| blocks(refusal.to_string())).collect())
     }
 
     /// Files, processes and memory of one moment. The sandbox is locked, and runs until then and from then on.
@@ -120,6 +122,7 @@ impl Host {
         lock: &OwnedFd,
         id: SandboxId,
         snapshot: SnapshotId,
+        connections: Connections,
     ) -> DriverResult<(Artifact, bool)> {
         let record = self.record(id)?;
         if let Some(reason) = refusal(&record) {
@@ -127,13 +130,13 @@ impl Host {
         }
         let mut files = None;
         let moment = || {
-            let sealed = check_shared(&record).and_then(|()| self.seal_files(lock, id, snapshot));
-            let sealed = files.insert(sealed);
+            let sealed = files.insert(self.seal_files(lock, id, snapshot));
             // What it was is told below.
             sealed.as_ref().map(drop).map_err(|_| io::ErrorKind::Other.into())
         };
         let mut since = self.since(&record);
-        let captured = since.capture(&tree(&record), moment);
+        let captured =
+            since.capture(&tree(&record), &CaptureSpec { connections, ..spec() }, moment);
         let ((artifact, is_long), captured) = match (files, captured) {
             (Some(Err(err)), _) => return Err(err),
             (Some(Ok(sealed)), Ok(captured)) => (sealed, captured),
@@ -217,6 +220,23 @@ impl Host {
         top.map(Image::open).transpose().map_err(damaged(snapshot))
     }
 
+    /// Of the template that has this layer.
+    pub(super) fn template_memory(&self, layer: &LayerName) -> PathBuf {
+        self.memory().join(layer.as_str())
+    }
+
+    /// Whose memory templates have: by their layers.
+    pub(super) fn templates_with_memory(&self) -> Vec<LayerName> {
+        let entries = fs::read_dir(self.memory()).into_iter().flatten().flatten();
+        entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+    }
+
+    /// Whether processes can run here; the first error is one of the image itself.
+    pub(super) fn check_runs_here(&self, image: &Path) -> Result<DriverResult<()>, String> {
+        let machine = image::machine(image).map_err(|err| err.to_string())?;
+        Ok(checkpoint::restore::check_machine(&machine).map_err(full_error))
+    }
+
     /// Whether the processes of a snapshot can run here, before anything is made.
     pub(super) fn check_image(
         &self,
@@ -235,7 +255,7 @@ pub(super) fn tree(record: &Record) -> Tree {
 }
 
 pub(super) fn spec() -> CaptureSpec {
-    CaptureSpec { patience: PATIENCE, ..CaptureSpec::default() }
+    CaptureSpec { patience: PATIENCE, mounts: root::IN_MEMORY, ..CaptureSpec::default() }
 }
 
 fn damaged(snapshot: SnapshotId) -> impl Fn(ImageError) -> DriverError {
@@ -252,20 +272,6 @@ fn full_error(err: checkpoint::Error) -> DriverError {
         checkpoint::Error::Refused(refusals) => unavailable(refusals.to_string()),
         err @ checkpoint::Error::OtherMachine { .. } => unavailable(err.to_string()),
         err => failed("keep processes and memory")(err),
-    }
-}
-
-/// What is in `/dev/shm` is in no layer, and a process that has it open would not find it again.
-fn check_shared(record: &Record) -> DriverResult<()> {
-    let init = record.init.as_ref().map_or(0, |init| init.pid);
-    let entries = fs::read_dir(format!("/proc/{init}/root/dev/shm"));
-    let first = entries.map_err(failed("look into /dev/shm"))?.flatten().next();
-    match first.map(|entry| entry.file_name()) {
-        Some(name) => Err(unavailable(format!(
-            "`/dev/shm/{}` is in memory that is not kept; remove it first, or end who made it",
-            name.display()
-        ))),
-        None => Ok(()),
     }
 }
 

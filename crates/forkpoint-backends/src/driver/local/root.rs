@@ -33,6 +33,9 @@ const LINKS: [(&str, &str); 5] = [
     ("pts/ptmx", "ptmx"),
 ];
 
+/// File systems of the sandbox's own that are in no layer.
+pub(super) const IN_MEMORY: &[&str] = &["/dev", "/dev/shm"];
+
 /// Files that tell of the host or reach into it.
 const HIDDEN_FILES: [&str; 6] = [
     "proc/kcore",

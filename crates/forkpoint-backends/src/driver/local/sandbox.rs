@@ -11,6 +11,7 @@ use std::{
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use forkpoint_checkpoint::Connections;
 use forkpoint_core::{
     driver::{
         Artifact, Command, DriverError, DriverResult, Entry, EntryKind, NewEntry, PausedSandbox,
@@ -266,7 +267,14 @@ impl Sandbox for LocalSandbox {
             SnapshotKind::Full => host.hold(id),
         });
         let (host, lock) = (Arc::clone(&self.host), Arc::new(lock.await?));
-        Ok(Box::new(Paused { host, id, lock, kind, is_long: false }))
+        Ok(Box::new(Paused {
+            host,
+            id,
+            lock,
+            kind,
+            connections: Connections::Refuse,
+            is_long: false,
+        }))
     }
 }
 
@@ -288,6 +296,7 @@ struct Paused {
     id: SandboxId,
     lock: Arc<OwnedFd>,
     kind: SnapshotKind,
+    connections: Connections,
     /// Whether it lies on many layers.
     is_long: bool,
 }
@@ -296,9 +305,19 @@ struct Paused {
 impl PausedSandbox for Paused {
     async fn seal(&mut self, snapshot: SnapshotId, kind: SnapshotKind) -> DriverResult<Artifact> {
         let (host, id, lock) = (Arc::clone(&self.host), self.id, Arc::clone(&self.lock));
-        let (artifact, is_long) = blocking(move || host.seal(&lock, id, snapshot, kind)).await?;
+        let connections = self.connections;
+        let seal = move || match kind {
+            SnapshotKind::Files => host.seal_files(&lock, id, snapshot),
+            SnapshotKind::Full => host.seal_full(&lock, id, snapshot, connections),
+        };
+        let (artifact, is_long) = blocking(seal).await?;
         self.is_long = is_long;
         Ok(artifact)
+    }
+
+    async fn close_connections(&mut self) -> DriverResult<()> {
+        self.connections = Connections::Close;
+        Ok(())
     }
 
     async fn is_unchanged(&mut self, since: SnapshotId) -> DriverResult<bool> {

@@ -32,19 +32,6 @@ const COUNTED_MAX: usize = 64;
 impl Host {
     /// Nothing in the sandbox runs. The sandbox is locked. Answers also whether its chain of layers
     /// has become long.
-    pub(super) fn seal(
-        &self,
-        lock: &OwnedFd,
-        id: SandboxId,
-        snapshot: SnapshotId,
-        kind: SnapshotKind,
-    ) -> DriverResult<(Artifact, bool)> {
-        match kind {
-            SnapshotKind::Files => self.seal_files(lock, id, snapshot),
-            SnapshotKind::Full => self.seal_full(lock, id, snapshot),
-        }
-    }
-
     pub(super) fn seal_files(
         &self,
         lock: &OwnedFd,

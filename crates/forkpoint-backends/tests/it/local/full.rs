@@ -2,9 +2,12 @@
 
 use std::{fs, time::Duration};
 
-use forkpoint_core::driver::{
-    Artifact, Command, Driver as _, DriverError, DriverResult, Sandbox, Severity, SnapshotKind,
-    TtySize,
+use forkpoint_core::{
+    driver::{
+        Artifact, Command, Driver as _, DriverError, DriverResult, Sandbox, Severity, SnapshotKind,
+        TtySize,
+    },
+    spec::{Network, SandboxSpec},
 };
 use futures::StreamExt as _;
 
@@ -46,22 +49,22 @@ server.serve_forever()
 const ASK: &str = "import urllib.request
 print(urllib.request.urlopen('http://127.0.0.1:8000/').read().decode(), end='')";
 
-async fn try_seal_full(sandbox: &dyn Sandbox) -> DriverResult<Artifact> {
+pub(super) async fn try_seal_full(sandbox: &dyn Sandbox) -> DriverResult<Artifact> {
     let mut paused = sandbox.pause(SnapshotKind::Full).await?;
     let artifact = paused.seal(new_snapshot(), SnapshotKind::Full).await;
     paused.resume().await?;
     artifact
 }
 
-async fn seal_full(sandbox: &dyn Sandbox) -> Artifact {
+pub(super) async fn seal_full(sandbox: &dyn Sandbox) -> Artifact {
     try_seal_full(sandbox).await.unwrap_or_else(|err| panic!("{}", with_causes(&err)))
 }
 
-async fn count(sandbox: &dyn Sandbox) -> u64 {
+pub(super) async fn count(sandbox: &dyn Sandbox) -> u64 {
     read_text(sandbox, "/tmp/count").await.trim().parse().unwrap()
 }
 
-async fn counts_on(sandbox: &dyn Sandbox, from: u64) -> u64 {
+pub(super) async fn counts_on(sandbox: &dyn Sandbox, from: u64) -> u64 {
     loop {
         let now = count(sandbox).await;
         if now > from {
@@ -71,7 +74,7 @@ async fn counts_on(sandbox: &dyn Sandbox, from: u64) -> u64 {
     }
 }
 
-async fn counting(scene: &Scene) -> std::sync::Arc<dyn Sandbox> {
+pub(super) async fn counting(scene: &Scene) -> std::sync::Arc<dyn Sandbox> {
     let sandbox = scene.create().await;
     python(&*sandbox, COUNTER).await;
     sh(&*sandbox, "while ! [ -e /tmp/count ]; do sleep 0.01; done").await;
@@ -222,17 +225,101 @@ time.sleep(1000)";
     });
 }
 
+/// Says more than a terminal holds, and what its terminal is like.
+const TALKER: &str = "
+stty -echo
+i=0
+(read line < /dev/tty; echo \"$line\" > /tmp/heard) &
+while :; do
+    i=$((i+1))
+    seq -s ' ' 3000
+    echo \"$(tty) $(stty size) $(ps -o tpgid= -p $$ | tr -d ' ') $(ps -o pgid= -p $$ | tr -d ' ')\" > /tmp/t; mv /tmp/t /tmp/terminal
+    echo $i > /tmp/c; mv /tmp/c /tmp/count
+done";
+
 #[test]
-fn a_terminal_of_somebody_outside_is_refused_by_name() {
+fn a_session_at_a_terminal_of_somebody_outside_goes_on() {
     let Some(scene) = Scene::new(true) else { return };
     scene.run(async {
         let sandbox = scene.create().await;
-        let shell = Command::new(["sh", "-c", "echo on; while :; do sleep 1; done"]);
-        let shell = Command { tty: Some(TtySize { rows: 24, columns: 80 }), ..shell };
-        let mut running = sandbox.exec(&shell).await.unwrap();
-        running.stdout.next().await;
+        let shell = Command::new(["bash", "-c", TALKER]);
+        let shell = Command { tty: Some(TtySize { rows: 31, columns: 87 }), ..shell };
+        let running = sandbox.exec(&shell).await.unwrap();
+        let mut heard = running.stdout;
+        let listening = tokio::spawn(async move { while heard.next().await.is_some() {} });
+        sh(&*sandbox, "while ! [ -s /tmp/count ]; do sleep 0.01; done").await;
+        let before = read_text(&*sandbox, "/tmp/terminal").await;
+        assert!(before.starts_with("/dev/pts/0 31 87 "), "{before}");
+        let artifact = seal_full(&*sandbox).await;
+        let now = count(&*sandbox).await;
+        counts_on(&*sandbox, now + 3).await;
+        for _ in 0..2 {
+            let copy = scene.restore(&artifact).await;
+            let now = count(&*copy).await;
+            // More than any buffer holds: somebody reads it.
+            counts_on(&*copy, now + 20).await;
+            assert_eq!(read_text(&*copy, "/tmp/terminal").await, before);
+            // A copy of a copy is as good.
+            let again = scene.restore(&seal_full(&*copy).await).await;
+            let now = count(&*again).await;
+            counts_on(&*again, now + 20).await;
+            assert_eq!(
+                sh(&*again, "cat /tmp/heard 2> /dev/null || echo nothing").await,
+                "nothing\n"
+            );
+            // Who keeps the terminal goes with the session.
+            sh(&*again, "pkill -9 bash; while pgrep -x bash; do sleep 0.01; done > /dev/null")
+                .await;
+            sh(&*again, "while [ $(ls -d /proc/[0-9]* | wc -l) -gt 4 ]; do sleep 0.01; done").await;
+            assert_eq!(sh(&*again, "ls /dev/pts").await, "ptmx\n");
+        }
+        drop(running.stdin);
+        listening.abort();
+    });
+}
+
+/// Connected to somebody outside, and says when that is over.
+const CALLER: &str = "
+import os, socket, sys
+call = socket.create_connection(('127.0.0.1', int(sys.argv[1])))
+if os.fork(): os._exit(0)
+for fd in (0, 1, 2): os.dup2(os.open('/dev/null', os.O_RDWR), fd)
+try: heard = call.recv(100).decode()
+except OSError as err: heard = type(err).__name__
+with open('/tmp/heard.new', 'w') as file: file.write(heard)
+os.rename('/tmp/heard.new', '/tmp/heard')
+import time; time.sleep(1000)
+";
+
+#[test]
+fn a_connection_to_somebody_outside_is_refused_or_reset_in_copies() {
+    use std::io::Write as _;
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let outside = SandboxSpec { network: Network::Host, ..spec() };
+        let sandbox = scene.create_as(&outside).await;
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port().to_string();
+        write(&*sandbox, "/tmp/caller.py", CALLER).await.unwrap();
+        exec(&*sandbox, &["python3", "/tmp/caller.py", &port]).await;
+        let (mut call, _) = listener.accept().unwrap();
         let err = try_seal_full(&*sandbox).await.unwrap_err();
-        assert!(err.to_string().contains("terminal"), "{}", with_causes(&err));
+        assert!(err.to_string().contains("--tcp close"), "{}", with_causes(&err));
+        // It is told beforehand too.
+        let found = scene.driver.validate(sandbox.id(), SnapshotKind::Full).await.unwrap();
+        assert!(found.iter().any(|finding| finding.message.contains("--tcp close")), "{found:?}");
+        let mut paused = sandbox.pause(SnapshotKind::Full).await.unwrap();
+        paused.close_connections().await.unwrap();
+        let artifact = paused.seal(new_snapshot(), SnapshotKind::Full).await.unwrap();
+        paused.resume().await.unwrap();
+        let id = scene.new_id();
+        let copy = scene.driver.restore(id, &outside, &artifact).await.unwrap();
+        scene.note(id);
+        let heard = "while ! [ -e /tmp/heard ]; do sleep 0.01; done; cat /tmp/heard";
+        assert_eq!(sh(&*copy, heard).await, "ConnectionResetError");
+        assert!(exec(&*sandbox, &["ls", "/tmp/heard"]).await.0.contains("No such file"));
+        call.write_all(b"still here").unwrap();
+        assert_eq!(sh(&*sandbox, heard).await, "still here");
     });
 }
 
@@ -355,17 +442,67 @@ time.sleep(1000)
     });
 }
 
+/// One writes to a segment with a name, and another waits at a semaphore with a name.
+const SEGMENT: &str = "
+import ctypes, os, time
+from multiprocessing import resource_tracker, shared_memory
+resource_tracker.register = lambda *_: None
+libc = ctypes.CDLL(None)
+libc.sem_open.restype = ctypes.c_void_p
+libc.sem_open.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_uint]
+for name in ('sem_wait', 'sem_post'): getattr(libc, name).argtypes = [ctypes.c_void_p]
+segment = shared_memory.SharedMemory('numbers', create=True, size=4096)
+gate = libc.sem_open(b'/gate', os.O_CREAT, 0o600, 0)
+os.mkdir('/dev/more'); os.symlink('shm', '/dev/more/link')
+if os.fork(): os._exit(0)
+for fd in (0, 1, 2): os.dup2(os.open('/dev/null', os.O_RDWR), fd)
+if os.fork() == 0:
+    segment = shared_memory.SharedMemory('numbers')
+    gate = libc.sem_open(b'/gate', 0, 0, 0)
+    while True:
+        libc.sem_wait(gate)
+        segment.buf[0] += 1
+while True: time.sleep(1)
+";
+
+const STEP: &str = "
+import ctypes, os, time
+from multiprocessing import resource_tracker, shared_memory
+resource_tracker.register = lambda *_: None
+libc = ctypes.CDLL(None)
+libc.sem_open.restype = ctypes.c_void_p
+libc.sem_open.argtypes = [ctypes.c_char_p, ctypes.c_int, ctypes.c_uint, ctypes.c_uint]
+libc.sem_post.argtypes = [ctypes.c_void_p]
+segment = shared_memory.SharedMemory('numbers')
+before = segment.buf[0]
+libc.sem_post(libc.sem_open(b'/gate', 0, 0, 0))
+while segment.buf[0] == before: time.sleep(0.001)
+print(segment.buf[0], os.readlink('/dev/more/link'), sorted(os.listdir('/dev/shm')))
+";
+
 #[test]
-fn files_in_shared_memory_are_refused_by_name() {
+fn shared_memory_with_a_name_is_shared_again() {
     let Some(scene) = Scene::new(true) else { return };
     scene.run(async {
-        let sandbox = counting(&scene).await;
-        sh(&*sandbox, "echo here > /dev/shm/mine").await;
-        let err = try_seal_full(&*sandbox).await.unwrap_err();
-        assert!(err.to_string().contains("/dev/shm/mine"), "{}", with_causes(&err));
-        let found = scene.driver.validate(sandbox.id(), SnapshotKind::Full).await.unwrap();
-        assert!(found.iter().any(|finding| finding.message.contains("/dev/shm/mine")), "{found:?}");
-        sh(&*sandbox, "rm /dev/shm/mine").await;
-        seal_full(&*sandbox).await;
+        let sandbox = scene.create().await;
+        python(&*sandbox, SEGMENT).await;
+        sh(&*sandbox, "while ! [ -e /dev/shm/sem.gate ]; do sleep 0.01; done").await;
+        let told = |count: u32| format!("{count} shm ['numbers', 'sem.gate']\n");
+        assert_eq!(python(&*sandbox, STEP).await, told(1));
+        assert!(scene.driver.validate(sandbox.id(), SnapshotKind::Full).await.unwrap().is_empty());
+        let artifact = seal_full(&*sandbox).await;
+        assert_eq!(python(&*sandbox, STEP).await, told(2));
+        for _ in 0..2 {
+            let copy = scene.restore(&artifact).await;
+            assert_eq!(python(&*copy, STEP).await, told(2));
+            assert_eq!(python(&*copy, STEP).await, told(3));
+        }
+        sh(&*sandbox, "rm /dev/shm/numbers; echo > /dev/shm/new").await;
+        let back = scene.driver.rollback(sandbox.id(), &spec(), &artifact).await.unwrap();
+        assert_eq!(python(&*back, STEP).await, told(2));
+        assert_eq!(
+            sh(&*back, "readlink /dev/stdin; echo x > /dev/null; ls /dev/shm | wc -l").await,
+            "/proc/self/fd/0\n2\n"
+        );
     });
 }

@@ -10,16 +10,17 @@ use std::{
 use forkpoint_backends::image::Progress;
 use forkpoint_core::{
     ErrorKind,
-    driver::{Driver as _, DriverError, SandboxState, WriteMode},
+    driver::{Driver as _, DriverError, Sandbox, SandboxState, WriteMode},
 };
 use forkpoint_testkit::image::{TarEntry, tar};
 use tempfile::TempDir;
 
 use super::{
     Machine,
+    full::{seal_full, try_seal_full},
     scene::{
-        Scene, bytes, loop_devices, new_snapshot, path, read_text, seal, sh, spec, start, try_seal,
-        until, with_causes, write,
+        Scene, bytes, loop_devices, new_snapshot, path, python, read_text, seal, sh, spec, start,
+        try_seal, until, with_causes, write,
     },
 };
 
@@ -285,6 +286,53 @@ fn an_image_that_finds_no_room_leaves_nothing() {
     }
     // It holds on to the disk.
     drop(templates);
+    finish(small);
+}
+
+/// Has some memory, and counts where no disk is.
+const COUNTER: &str = "
+import os, time
+heap = os.urandom(4 << 20)
+fd = os.open('/dev/shm/count', os.O_RDWR | os.O_CREAT)
+if os.fork(): os._exit(0)
+for number in (0, 1, 2): os.dup2(os.open('/dev/null', os.O_RDWR), number)
+count = 0
+while True:
+    count += 1
+    os.pwrite(fd, b'%08d' % count, 0)
+    time.sleep(0.002)
+";
+
+async fn counts_on(sandbox: &dyn Sandbox) {
+    let wait = "a=$(cat /dev/shm/count); while [ \"$(cat /dev/shm/count)\" = \"$a\" ]; do sleep 0.01; done";
+    sh(sandbox, wait).await;
+}
+
+#[test]
+fn memory_that_finds_no_room_leaves_nothing_and_harms_nobody() {
+    let Some(small) = Small::new() else { return };
+    let (scene, disk) = (small.scene(), small.disk());
+    scene.run(async {
+        let sandbox = scene.create().await;
+        python(&*sandbox, COUNTER).await;
+        // Once where nothing fits, and once where the memory does not.
+        for some in [0, 2 << 20] {
+            disk.fill();
+            if some > 0 {
+                let ballast = File::options().write(true).open(disk.ballast()).unwrap();
+                ballast.set_len(ballast.metadata().unwrap().len() - some).unwrap();
+            }
+            let err = try_seal_full(&*sandbox).await.unwrap_err();
+            no_room(&err);
+            let kept = fs::read_dir(scene.root().join("memory")).map_or(0, Iterator::count);
+            assert_eq!(kept, 0);
+            disk.free();
+            counts_on(&*sandbox).await;
+        }
+        let artifact = seal_full(&*sandbox).await;
+        counts_on(&*scene.restore(&artifact).await).await;
+        counts_on(&*sandbox).await;
+    });
     finish(small);
 }
 

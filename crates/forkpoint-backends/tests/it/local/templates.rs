@@ -12,8 +12,9 @@ use serde_json::json;
 
 use super::{
     Machine,
+    full::seal_full,
     images::Shelf,
-    scene::{Scene, exec, finish, seal, sh},
+    scene::{Scene, exec, finish, python, seal, sh},
 };
 
 /// The machine's own shell, with what it is linked to: an image that runs.
@@ -316,4 +317,62 @@ fn format_1_is_read() {
     let record = shelf.templates.find("python:3.12").unwrap().unwrap();
     assert_eq!((record.layers.len(), record.bytes), (2, 6));
     assert_eq!(record.config.entrypoint, ["/entry"]);
+}
+
+/// A program that has prepared itself, and needs not do so again.
+const WARM: &str = "
+import os, time
+table = {n: n * n for n in range(200000)}
+if os.fork(): os._exit(0)
+for fd in (0, 1, 2): os.dup2(os.open('/dev/null', os.O_RDWR), fd)
+while True:
+    if os.path.exists('/tmp/ask'):
+        with open('/tmp/new', 'w') as file: file.write(str(table[int(open('/tmp/ask').read())]))
+        os.rename('/tmp/new', '/tmp/answer')
+        os.unlink('/tmp/ask')
+    time.sleep(0.002)
+";
+
+const ASK: &str = "echo 777 > /tmp/asked; mv /tmp/asked /tmp/ask; while ! [ -e /tmp/answer ]; do sleep 0.01; done; cat /tmp/answer; rm /tmp/answer";
+
+#[test]
+fn processes_of_a_promoted_snapshot_run_in_every_sandbox_made_of_it() {
+    let stage = Stage::new();
+    let (now, driver) = ("2026-08-15T09:50:55Z".parse().unwrap(), &stage.scene.driver);
+    stage.scene.run(async {
+        let spec = stage.spec("host").await;
+        let sandbox = stage.scene.create_as(&spec).await;
+        python(&*sandbox, WARM).await;
+        seal_full(&*sandbox).await;
+        // The second lies over the first.
+        let artifact = seal_full(&*sandbox).await;
+        let record = stage.shelf.templates.promote(&artifact, &spec, "warm", now).unwrap();
+        assert!(record.bytes > 10 << 20, "{}", record.bytes);
+        driver.destroy(sandbox.id()).await.unwrap();
+        for piece in &artifact.pieces {
+            driver.discard(&piece.name).await.unwrap();
+        }
+        let spec = stage.spec("warm").await;
+        for _ in 0..3 {
+            let copy = stage.scene.create_as(&spec).await;
+            assert_eq!(sh(&*copy, ASK).await, "603729");
+            assert_eq!(sh(&*copy, "hostname").await.trim(), copy.id().to_string());
+        }
+        // One that was stopped begins with nothing, as any other.
+        let copy = stage.scene.create_as(&spec).await;
+        driver.stop(copy.id()).await.unwrap();
+        driver.start(copy.id(), &spec).await.unwrap();
+        let copy = driver.attach(copy.id()).await.unwrap();
+        assert_eq!(sh(&*copy, "pgrep -c python3 || true").await, "0\n");
+        for id in driver.list().await.unwrap() {
+            driver.destroy(id).await.unwrap();
+        }
+        stage.shelf.templates.remove("warm").unwrap().finish().unwrap();
+        let left = fs::read_dir(stage.scene.root().join("memory")).unwrap().flatten();
+        let left: Vec<_> = left
+            .map(|entry| entry.file_name())
+            .filter(|name| name.to_string_lossy().contains("-tpl"))
+            .collect();
+        assert_eq!(left, [] as [std::ffi::OsString; 0]);
+    });
 }

@@ -7,12 +7,12 @@
 use std::{io, os::fd::AsFd as _};
 
 use forkpoint_checkpoint::{
-    self as checkpoint, Captured, Handle, ImageId, Tracker, Tree, image::Image,
+    self as checkpoint, CaptureSpec, Captured, Handle, ImageId, Tracker, Tree, image::Image,
 };
 use forkpoint_core::id::SnapshotId;
 use serde::{Deserialize, Serialize};
 
-use super::{KeptMemory, spec};
+use super::KeptMemory;
 use crate::driver::local::{
     cgroup::Cgroup,
     connection::{ask_blocking, ask_with},
@@ -53,16 +53,16 @@ impl Since {
     pub(super) fn capture(
         &mut self,
         tree: &Tree,
+        spec: &CaptureSpec,
         moment: impl FnOnce() -> io::Result<()>,
     ) -> checkpoint::Result<Captured> {
-        let spec = spec();
         let Some(tracker) = &mut self.tracker else {
-            return checkpoint::capture(tree, &spec, moment);
+            return checkpoint::capture(tree, spec, moment);
         };
         if self.below.is_empty() {
-            tracker.prepare(tree, &spec)?;
+            tracker.prepare(tree, spec)?;
         }
-        tracker.capture(tree, &spec, moment)
+        tracker.capture(tree, spec, moment)
     }
 }
 

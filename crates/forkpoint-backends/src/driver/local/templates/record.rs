@@ -56,6 +56,9 @@ pub struct TemplateRecord {
     pub(super) layer: Option<LayerName>,
     #[serde(default)]
     pub(super) under: Option<Base>,
+    /// Of a promoted snapshot with processes: how many images of them there are, each over the last.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) memory: usize,
     #[serde(default)]
     pub config: ImageConfig,
     pub created: Timestamp,
@@ -64,6 +67,11 @@ pub struct TemplateRecord {
     pub bytes: u64,
     #[serde(default)]
     pub devices_left_out: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde wants it")]
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 impl TemplateRecord {
@@ -77,6 +85,7 @@ impl TemplateRecord {
             layers: Vec::new(),
             layer: None,
             under: None,
+            memory: 0,
             config: ImageConfig::default(),
             created,
             bytes: 0,

@@ -93,6 +93,13 @@ impl Host {
         let layers = self.store.list().map_err(layer_error("list the layers"))?;
         let forgotten = layers.iter().filter(|layer| record::is_tagged(layer) && !is_wanted(layer));
         self.discard_layers(forgotten);
+        for layer in self.templates_with_memory() {
+            let is_known = records.iter().any(|record| record.layer.as_ref() == Some(&layer));
+            if record::is_tagged(&layer) && !is_known {
+                let gone = self.store.throw_away(&self.template_memory(&layer));
+                gone.map_err(layer_error("discard the memory of a template"))?;
+            }
+        }
         Ok(())
     }
 

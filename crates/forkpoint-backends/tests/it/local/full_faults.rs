@@ -1,0 +1,174 @@
+//! Full snapshots when something is in the way: others who are at work, limits, another machine.
+
+use std::{fs, time::Duration};
+
+use forkpoint_core::{
+    driver::{Driver as _, DriverError, SnapshotKind},
+    spec::{Resources, SandboxSpec},
+};
+use futures::future::{join_all, try_join_all};
+
+use super::{
+    full::{count, counting, counts_on, seal_full, try_seal_full},
+    scene::{Scene, exec, python, read_text, sh, spec, with_causes, write},
+};
+
+#[test]
+fn two_who_keep_one_sandbox_at_once_both_get_all_of_it() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = counting(&scene).await;
+        let drivers = [scene.another_driver(), scene.another_driver()];
+        let id = sandbox.id();
+        let handles = try_join_all(drivers.iter().map(|driver| driver.attach(id))).await.unwrap();
+        for _ in 0..4 {
+            let sealed = join_all(handles.iter().map(|handle| try_seal_full(&**handle))).await;
+            for artifact in sealed {
+                let artifact = artifact.unwrap_or_else(|err| panic!("{}", with_causes(&err)));
+                let copy = scene.restore(&artifact).await;
+                let now = count(&*copy).await;
+                counts_on(&*copy, now).await;
+                scene.driver.destroy(copy.id()).await.unwrap();
+            }
+        }
+        let now = count(&*sandbox).await;
+        counts_on(&*sandbox, now).await;
+    });
+}
+
+#[test]
+fn commands_that_begin_meanwhile_run_and_harm_no_copy() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = counting(&scene).await;
+        let sealing = async {
+            let mut all = Vec::new();
+            for _ in 0..6 {
+                all.push(seal_full(&*sandbox).await);
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            all
+        };
+        let running = async {
+            for number in 0..60 {
+                let told =
+                    sh(&*sandbox, &format!("echo {number}; echo {number} > /tmp/last")).await;
+                assert_eq!(told, format!("{number}\n"));
+            }
+        };
+        let (all, ()) = futures::join!(sealing, running);
+        for artifact in all {
+            let copy = scene.restore(&artifact).await;
+            let now = count(&*copy).await;
+            counts_on(&*copy, now).await;
+            scene.driver.destroy(copy.id()).await.unwrap();
+        }
+        assert_eq!(read_text(&*sandbox, "/tmp/last").await.trim(), "59");
+    });
+}
+
+/// Nearly all that it may have; the image is charged to nobody inside.
+#[test]
+fn a_sandbox_near_its_limit_of_memory_is_kept_and_comes_back() {
+    let Some(scene) = Scene::new(true) else { return };
+    let resources = Resources { memory_bytes: Some(192 << 20), ..Resources::default() };
+    let limited = SandboxSpec { resources, ..spec() };
+    scene.run(async {
+        let sandbox = scene.create_as(&limited).await;
+        let script = "
+import os, time, zlib
+heap = bytearray(os.urandom(1 << 20)) * 140
+before = zlib.crc32(heap)
+if os.fork(): os._exit(0)
+for fd in (0, 1, 2): os.dup2(os.open('/dev/null', os.O_RDWR), fd)
+while not os.path.exists('/tmp/tell'): time.sleep(0.001)
+same = before == zlib.crc32(heap)
+with open('/tmp/told.new', 'w') as file: file.write(str(same))
+os.rename('/tmp/told.new', '/tmp/told')
+time.sleep(1000)
+";
+        python(&*sandbox, script).await;
+        let first = seal_full(&*sandbox).await;
+        let second = seal_full(&*sandbox).await;
+        for artifact in [first, second] {
+            let id = scene.new_id();
+            let copy = scene.driver.restore(id, &limited, &artifact).await.unwrap();
+            scene.note(id);
+            write(&*copy, "/tmp/tell", "").await.unwrap();
+            sh(&*copy, "while ! [ -e /tmp/told ]; do sleep 0.01; done").await;
+            assert_eq!(read_text(&*copy, "/tmp/told").await, "True");
+            let usage = scene.driver.usage(id).await.unwrap();
+            assert_eq!(usage.killed_for_memory.unwrap_or(0), 0);
+            scene.driver.destroy(id).await.unwrap();
+        }
+        write(&*sandbox, "/tmp/tell", "").await.unwrap();
+        sh(&*sandbox, "while ! [ -e /tmp/told ]; do sleep 0.01; done").await;
+        assert_eq!(read_text(&*sandbox, "/tmp/told").await, "True");
+    });
+}
+
+/// Where less is allowed than the image needs, nobody is half there.
+#[test]
+fn an_image_above_the_limit_of_memory_is_no_half_sandbox() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = scene.create().await;
+        let script = "
+import os, time
+heap = bytearray(os.urandom(1 << 20)) * 100
+if os.fork(): os._exit(0)
+for fd in (0, 1, 2): os.dup2(os.open('/dev/null', os.O_RDWR), fd)
+time.sleep(1000)
+";
+        python(&*sandbox, script).await;
+        let artifact = seal_full(&*sandbox).await;
+        let resources = Resources { memory_bytes: Some(48 << 20), ..Resources::default() };
+        let limited = SandboxSpec { resources, ..spec() };
+        let id = scene.new_id();
+        match scene.driver.restore(id, &limited, &artifact).await {
+            // It was refused, and is not there.
+            Err(_) => assert!(scene.driver.status(id).await.unwrap().is_none()),
+            // It came, and whoever took too much of it was ended: not somebody else, and not init.
+            Ok(copy) => {
+                scene.note(id);
+                for _ in 0..500 {
+                    match exec(&*copy, &["pgrep", "-c", "python3"]).await.0.trim() {
+                        "0" => break,
+                        _ => tokio::time::sleep(Duration::from_millis(20)).await,
+                    }
+                }
+                assert_eq!(sh(&*copy, "pgrep -c python3 || true").await.trim(), "0");
+            }
+        }
+        assert_eq!(sh(&*sandbox, "pgrep -c python3").await, "1\n");
+    });
+}
+
+#[test]
+fn an_image_of_another_boot_is_refused_before_anything_is_made() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = counting(&scene).await;
+        let artifact = seal_full(&*sandbox).await;
+        let path =
+            scene.root().join("memory").join(artifact.snapshot.to_string()).join("image.json");
+        let good = fs::read_to_string(&path).unwrap();
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+        let body = good.split_once('\n').unwrap().1;
+        let body = body.replace(boot.trim(), "00000000-0000-0000-0000-000000000000");
+        let line = format!("forkpoint-checkpoint 1 {}", blake3::hash(body.as_bytes()));
+        fs::write(&path, format!("{line}\n{body}")).unwrap();
+        let id = scene.new_id();
+        let err = scene.driver.restore(id, &spec(), &artifact).await.unwrap_err();
+        assert!(matches!(err, DriverError::KindUnavailable { .. }), "{}", with_causes(&err));
+        assert!(err.to_string().contains("captured on boot `00000000"), "{err}");
+        assert!(scene.driver.status(id).await.unwrap().is_none());
+        // Nor does a rollback end what runs.
+        scene.driver.rollback(sandbox.id(), &spec(), &artifact).await.unwrap_err();
+        let now = count(&*sandbox).await;
+        counts_on(&*sandbox, now).await;
+        fs::write(&path, good).unwrap();
+        scene.restore(&artifact).await;
+        assert!(scene.driver.can_seal(sandbox.id(), SnapshotKind::Full).await.is_ok());
+    });
+}
