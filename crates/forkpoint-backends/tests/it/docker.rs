@@ -26,6 +26,7 @@ mod kills;
 mod returns;
 mod scene;
 mod space;
+mod still;
 mod tls;
 mod unchanged;
 mod volatile;

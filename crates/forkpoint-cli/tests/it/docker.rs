@@ -22,6 +22,7 @@ mod legacy;
 mod names;
 mod older;
 mod podman;
+mod still;
 mod watching;
 
 /// What a container runs that only waits, and ends when it is told to.

@@ -59,6 +59,9 @@ impl Host {
         }
         let container = self.container(id).await?;
         match container.state() {
+            SandboxState::Running if self.refuses_commands(&container)? => {
+                return Err(DriverError::NotRunning { id, state: SandboxState::Paused });
+            }
             SandboxState::Running => {}
             state => return Err(DriverError::NotRunning { id, state }),
         }

@@ -3,6 +3,7 @@
 //! ```text
 //!   id                the data directory's own id, on every label
 //!   pauses/CONTAINER  a pause of ours, to be ended by whoever finds it
+//!   freezes/CONTAINER the same, made without the engine
 //!   rollbacks/SANDBOX how things were before a rollback began
 //!   manifests/…       what an upper directory was when it was sealed
 //!   looks/…           what else there was of a container then
