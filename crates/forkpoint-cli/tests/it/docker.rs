@@ -17,6 +17,7 @@ use crate::harness::{Home, Run};
 
 mod away;
 mod copies;
+mod counted;
 mod killed;
 mod legacy;
 mod names;

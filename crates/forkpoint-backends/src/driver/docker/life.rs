@@ -20,8 +20,9 @@ use super::{
     host::Host,
     http::{HttpResult, LONG, Request},
     label,
+    layered::layers_of,
     make::Making,
-    seal::{Data, layers_of},
+    seal::Data,
     shape::{self, Purpose, Shape},
     still::PAUSES,
 };

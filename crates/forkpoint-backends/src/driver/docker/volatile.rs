@@ -116,7 +116,7 @@ impl Host {
             })
             .await?;
             let mut one = KeptVolume::at(place);
-            one.keep_as(layer);
+            self.keep_as(&mut one, layer)?;
             kept.push(one);
         }
         Ok(kept)

@@ -160,6 +160,11 @@ pub(super) async fn shell(sandbox: &dyn Sandbox, script: &str) -> String {
     out
 }
 
+/// How many pieces of an artifact are more than a count of bytes.
+pub(super) fn things(artifact: &Artifact) -> usize {
+    artifact.pieces.iter().filter(|piece| !piece.name.0.starts_with("bytes:")).count()
+}
+
 /// An error with all that caused it.
 pub(super) fn told(err: &dyn std::error::Error) -> String {
     let mut text = err.to_string();
