@@ -23,7 +23,6 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     DRIVER,
-    archive::{self, Entry},
     container::Container,
     engine::{failed, query},
     host::{Host, blocking, io_error},
@@ -32,7 +31,13 @@ use super::{
     make::told_error,
     tarball,
 };
-use crate::driver::local::sandbox::read_file;
+use crate::{
+    driver::local::sandbox::read_file,
+    tar::{
+        BLOCK, Entry, EntryKind,
+        write::{END, header},
+    },
+};
 
 pub(super) const TURNS: &str = "turns";
 
@@ -146,10 +151,10 @@ impl Host {
         for (name, text) in [(name.as_str(), config), ("manifest.json", manifest.to_string())] {
             let mut all = file_header(name, text.len() as u64);
             all.extend_from_slice(text.as_bytes());
-            all.resize(all.len().next_multiple_of(archive::BLOCK), 0);
+            all.resize(all.len().next_multiple_of(BLOCK), 0);
             parts.push(bytes(all));
         }
-        parts.push(bytes(archive::END.to_vec()));
+        parts.push(bytes(END.to_vec()));
         self.load_archive(stream::iter(parts).flatten().boxed()).await?;
         Ok(format!("sha256:{digest}"))
     }
@@ -222,7 +227,7 @@ fn bytes(bytes: Vec<u8>) -> ByteStream {
 }
 
 fn file_header(name: &str, len_bytes: u64) -> Vec<u8> {
-    Entry { mode: 0o644, len_bytes, ..Entry::new(name.as_bytes(), archive::FILE) }.header()
+    header(&Entry { len_bytes, ..Entry::new(name.as_bytes().to_vec(), EntryKind::File) })
 }
 
 /// As lines of a Dockerfile, one for each: Podman takes a line for one label.
