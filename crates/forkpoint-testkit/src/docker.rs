@@ -20,8 +20,10 @@ use std::{
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+mod podman;
 mod proxy;
 
+pub use podman::Podman;
 pub use proxy::{Cut, Proxy};
 
 /// Where an engine listens for TLS, in its own network.

@@ -57,8 +57,7 @@ impl Host {
     /// Every image of a snapshot of ours: usually one.
     async fn remove_images(&self, snapshot: SnapshotId) -> DriverResult<()> {
         let (data, own) = (self.data()?, label::tag(snapshot));
-        let filter =
-            label::filter(&[(label::SNAPSHOT, &snapshot.to_string()), (label::DATA, &data.0)]);
+        let filter = label::filter(&[(label::SNAPSHOT, &snapshot.to_string())]);
         for image in self.list_images(&filter).await? {
             let is_it =
                 label::of(&image["Labels"], label::SNAPSHOT) == Some(&*snapshot.to_string());

@@ -168,7 +168,11 @@ impl Host {
         let mut from_stderr = Buffered::new(from_stderr);
         match self.await_running(&exec, &container, streams_ended.clone()).await? {
             Running::Yes => {}
-            Running::Refused => return Err(refused(command, &from_stdout.drain().await)),
+            // Docker says why in place of the output, Podman in place of errors.
+            Running::Refused => {
+                let said = from_stdout.drain().await + &from_stderr.drain().await;
+                return Err(refused(command, &said));
+            }
             // The runtime says so in the command's place.
             Running::Ended => {
                 if let Some(said) =

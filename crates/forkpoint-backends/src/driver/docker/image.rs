@@ -23,7 +23,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     DRIVER,
-    container::Container,
+    container::{Container, NEXT},
     engine::{failed, query},
     host::{Host, blocking, io_error},
     http::{LONG, Request},
@@ -119,9 +119,25 @@ impl Host {
 
     /// An image of layers that the engine has.
     pub(super) async fn relabel(&self, image: &Value, marked: &Marked) -> DriverResult<String> {
+        if self.engine.is_podman().await.map_err(failed("load an image"))? {
+            return self.recommit(image, marked).await;
+        }
         let layers = image["RootFS"]["Layers"].as_array().into_iter().flatten();
         let layers: Vec<String> = layers.filter_map(Value::as_str).map(str::to_owned).collect();
         self.load(image, &layers, None, &image["Config"], marked).await
+    }
+
+    /// The same of an engine that takes no archive without its layers: a commit of a container that
+    /// never runs.
+    async fn recommit(&self, image: &Value, marked: &Marked) -> DriverResult<String> {
+        let name = format!("{NEXT}{}", marked.snapshot);
+        let body = json!({ "Image": image["Id"], "Cmd": ["true"] });
+        let path = format!("/containers/create{}", query(&[("name", &name)]));
+        let made = self.engine.post(path, body).await.map_err(failed("create a container"))?;
+        let container = Container(made);
+        let committed = self.commit(&container, marked).await;
+        self.remove_container(container.id(), true).await?;
+        committed
     }
 
     async fn load(
@@ -174,9 +190,13 @@ impl Host {
     /// What was sealed of a container, the last one first.
     pub(super) async fn sealed_of(&self, container: &str) -> DriverResult<Vec<Sealed>> {
         let data = self.data()?;
-        let filter = label::filter(&[(label::SOURCE, container), (label::DATA, &data.0)]);
+        // Podman finds no image by two labels.
+        let filter = label::filter(&[(label::SOURCE, container)]);
         let mut sealed = Vec::new();
         for image in self.list_images(&filter).await? {
+            if label::of(&image["Labels"], label::DATA) != Some(data.0.as_str()) {
+                continue;
+            }
             let number = |key: &str| label::of(&image["Labels"], key)?.parse().ok();
             let made = number(label::SEQUENCE).unwrap_or(0);
             let origin = number(label::ORIGIN).and_then(|origin| usize::try_from(origin).ok());

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use super::{
     container::{Container, Graph},
+    engine::failed,
     exact,
     host::{Host, blocking, layer_error},
     image::{Marked, Sealed},
@@ -95,7 +96,8 @@ impl Host {
             let told = self.inspect_image(&image).await?.unwrap_or_default();
             return self.measured(container, image, &told, None).await;
         };
-        if near.graph.lowers.len() >= self.layers_max.max(origin + 2) {
+        let is_podman = self.engine.is_podman().await.map_err(failed("commit a container"))?;
+        if !is_podman && near.graph.lowers.len() >= self.layers_max.max(origin + 2) {
             return self.flattened(sandbox, container, &near, origin, marked).await;
         }
         if let Some((last, manifest)) = self.last_sealed(earlier)? {
@@ -105,6 +107,10 @@ impl Host {
                 let (own_bytes, files, state) = (0, 0, Some(state));
                 let over = Some(last.snapshot);
                 return Ok(Made { image, size, own_bytes, files, state, shared: true, over });
+            }
+            if is_podman {
+                // It takes no archive without all layers.
+                return self.whole(container, &near, marked).await;
             }
             let below = self.inspect_image(&last.image).await?.unwrap_or_default();
             let worth = state.changed_bytes <= SMALL || state.changed_bytes * 3 < state.len_bytes;
@@ -145,7 +151,11 @@ impl Host {
         let Some(layer) = layer.filter(|_| state.manifest.entry_count() > 0) else {
             return self.measured(container, image, &told, Some(state)).await;
         };
-        if !exact::is_newer(&layer, before) {
+        let shared = !exact::is_newer(&layer, before);
+        if shared && self.engine.is_podman().await.map_err(failed("commit a container"))? {
+            return self.measured(container, image, &told, Some(state)).await;
+        }
+        if shared {
             // Another image has the same layer: what is put into it would show there too.
             self.remove_image(&label::tag(marked.snapshot)).await?;
             return self.stacked(container, near, marked, state).await;

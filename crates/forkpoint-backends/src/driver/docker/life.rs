@@ -251,7 +251,15 @@ impl Host {
     }
 
     pub(super) async fn stop_container(&self, container: &Container) -> DriverResult<()> {
-        let stopped = self.switch(container, "stop", &[("t", GRACE)]).await;
+        let stop = || self.switch(container, "stop", &[("t", GRACE)]);
+        let mut stopped = stop().await;
+        // Podman stops nothing that is paused.
+        if stopped.as_ref().is_err_and(|err| err.status() == Some(500))
+            && self.engine.is_podman().await.is_ok_and(|it| it)
+        {
+            self.unpause(container).await?;
+            stopped = stop().await;
+        }
         super::engine::done(stopped).map_err(failed("stop a container"))
     }
 
