@@ -18,6 +18,7 @@ use crate::harness::{Home, Run};
 mod away;
 mod copies;
 mod counted;
+mod everything;
 mod killed;
 mod legacy;
 mod names;
