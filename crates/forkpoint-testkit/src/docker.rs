@@ -218,6 +218,18 @@ impl DockerEngine {
         self.directory.join("data")
     }
 
+    /// Runs a script that sees the mounts that the daemon sees.
+    ///
+    /// # Panics
+    ///
+    /// When there is no daemon, or it fails.
+    pub fn inside(&self, script: &str) {
+        let daemon = self.daemon().expect("a daemon");
+        let mut enter = Command::new("nsenter");
+        enter.args(["--target", &daemon, "--mount", "sh", "-c", script]).stdin(Stdio::null());
+        assert!(enter.status().is_ok_and(|status| status.success()), "{script}");
+    }
+
     /// The docker command.
     #[must_use]
     pub fn command(&self) -> Command {

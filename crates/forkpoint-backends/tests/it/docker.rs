@@ -23,6 +23,7 @@ mod faults;
 mod full;
 mod guard;
 mod kills;
+mod plugin;
 mod podman;
 mod returns;
 mod scene;
