@@ -24,7 +24,6 @@ mod read;
 mod registry;
 mod source;
 mod store;
-pub(crate) mod tar;
 mod unpack;
 
 #[cfg(test)]

@@ -12,4 +12,6 @@ pub mod image;
 #[cfg(feature = "local")]
 pub mod layer;
 #[cfg(feature = "local")]
+mod tar;
+#[cfg(feature = "local")]
 mod workspace;

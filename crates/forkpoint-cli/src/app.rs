@@ -53,6 +53,11 @@ impl App {
         self.interrupted.load(Ordering::Relaxed)
     }
 
+    /// The same, for whom that is no failure.
+    pub(crate) fn take_interrupt(&self) -> bool {
+        self.interrupted.swap(false, Ordering::Relaxed)
+    }
+
     /// Remembers a Ctrl-C. Answers whether it was the first.
     pub(crate) fn interrupt(&self) -> bool {
         !self.interrupted.swap(true, Ordering::Relaxed)
@@ -127,7 +132,7 @@ impl App {
     }
 }
 
-fn listen() -> Result<Signals, Error> {
+pub(crate) fn listen() -> Result<Signals, Error> {
     Signals::that_end().map_err(|err| {
         Error::new(ErrorKind::Unavailable, "failed to listen for signals").with_source(err)
     })

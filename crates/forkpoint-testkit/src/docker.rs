@@ -20,8 +20,10 @@ use std::{
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
+mod podman;
 mod proxy;
 
+pub use podman::Podman;
 pub use proxy::{Cut, Proxy};
 
 /// Where an engine listens for TLS, in its own network.
@@ -214,6 +216,18 @@ impl DockerEngine {
     #[must_use]
     pub fn data(&self) -> PathBuf {
         self.directory.join("data")
+    }
+
+    /// Runs a script that sees the mounts that the daemon sees.
+    ///
+    /// # Panics
+    ///
+    /// When there is no daemon, or it fails.
+    pub fn inside(&self, script: &str) {
+        let daemon = self.daemon().expect("a daemon");
+        let mut enter = Command::new("nsenter");
+        enter.args(["--target", &daemon, "--mount", "sh", "-c", script]).stdin(Stdio::null());
+        assert!(enter.status().is_ok_and(|status| status.success()), "{script}");
     }
 
     /// The docker command.

@@ -28,7 +28,7 @@ use serde::Serialize;
 
 mod caps;
 pub(in crate::driver) mod capture;
-mod cgroup;
+pub(in crate::driver) mod cgroup;
 mod client;
 mod connection;
 mod end;

@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use forkpoint_core::{Error, ErrorKind};
 
-use super::tar::TarError;
+use crate::tar::TarError;
 
 pub type ImageResult<T> = Result<T, ImageError>;
 

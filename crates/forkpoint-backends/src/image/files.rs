@@ -19,8 +19,8 @@ use super::{
     limits::DOCUMENT_MAX,
     manifest::Descriptor,
     read::WHOLE,
-    tar::{EntryKind, TarError, TarReader},
 };
+use crate::tar::{EntryKind, TarError, TarReader};
 
 /// How many links an archive's name may lead through.
 const LINKS_MAX: usize = 8;

@@ -29,9 +29,11 @@ use super::{
     Limits,
     error::{ImageError, ImageResult, tar_error},
     name::{EntryName, Hides},
+};
+use crate::{
+    layer::{Marks, is_whiteout, put_whiteout},
     tar::{Entry, EntryKind, TarReader},
 };
-use crate::layer::{Marks, is_whiteout, put_whiteout};
 
 mod describe;
 

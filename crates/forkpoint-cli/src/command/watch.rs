@@ -1,6 +1,6 @@
 //! `watch`: snapshots every so often, and when a sandbox ends, until somebody says stop.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use forkpoint_core::{
     Error,
@@ -8,11 +8,12 @@ use forkpoint_core::{
     label::Labels,
     trigger::Trigger,
 };
+use futures::future::{Either, select};
 use serde::Serialize;
 
 use super::{Exit, Outcome, snapshot::retained};
 use crate::{
-    app::App,
+    app::{App, listen},
     args::{WatchArgs, value},
     fail::{About, Failure},
     output::record::{SnapshotJson, counted},
@@ -40,15 +41,20 @@ pub(super) async fn watch(app: &App, args: &WatchArgs) -> Outcome {
     let mut watch = begun.map_err(|err| Failure::new(err, about()))?;
     app.out.note(format!("watching `{}` {}; Ctrl-C ends it", args.sandbox, when(args, &watch)));
     let mut taken = 0;
+    // From here to the end, so that none is missed between two turns.
+    let mut signals = listen()?;
     loop {
         // Nothing is under way: this may be left at once.
-        let Some(turn) = app.until_interrupted(None, watch.next()).await? else {
-            return Ok(Exit::DONE);
+        let turn = match select(pin!(watch.next()), pin!(signals.next())).await {
+            Either::Left((turn, _)) => turn,
+            Either::Right(_) => return Ok(Exit::DONE),
         };
         match turn {
             Turn::Take(why, context) => {
                 taken += u64::from(take(app, args, &mut watch, why, context).await?);
-                if args.count.is_some_and(|count| taken >= count) || app.is_interrupted() {
+                // That is how a watch ends, whatever it was doing.
+                let interrupted = app.take_interrupt();
+                if args.count.is_some_and(|count| taken >= count) || interrupted {
                     return Ok(Exit::DONE);
                 }
             }

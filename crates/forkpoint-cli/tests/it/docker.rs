@@ -17,11 +17,14 @@ use crate::harness::{Home, Run};
 
 mod away;
 mod copies;
+mod counted;
+mod everything;
 mod killed;
 mod legacy;
 mod names;
 mod older;
 mod podman;
+mod still;
 mod watching;
 
 /// What a container runs that only waits, and ends when it is told to.

@@ -19,8 +19,9 @@ use super::{
     image::Marked,
     kept::volumes_of,
     label,
+    layered::layers_of,
     life::spec_of,
-    seal::{Data, VERSION, layers_of},
+    seal::{Data, VERSION},
 };
 
 impl Host {

@@ -7,6 +7,7 @@ use forkpoint_core::{
 use serde_json::Value;
 
 use super::{
+    counts::COUNTS,
     engine::{failed, query},
     host::{Host, blocking, layer_error},
     http::{LONG, Request},
@@ -25,6 +26,9 @@ fn is_ours(labels: &Value, data: &label::DataId) -> bool {
 
 impl Host {
     pub(super) async fn discard(&self, piece: &PieceName) -> DriverResult<()> {
+        if self.is_count(piece)? {
+            return Ok(());
+        }
         match label::parse_piece(self.data()?, &piece.0) {
             Some(snapshot) => self.remove_images(snapshot).await,
             None => self.discard_volume(piece).await,
@@ -37,21 +41,23 @@ impl Host {
             Err(LayerError::Foreign { name }) => Err(DriverError::Foreign { what: name }),
             result => result.map_err(layer_error("discard a volume's layer")),
         })
-        .await
+        .await?;
+        self.drop_note(COUNTS, &piece.0)
     }
 
     pub(super) async fn unseal(&self, snapshot: SnapshotId) -> DriverResult<()> {
         self.remove_images(snapshot).await?;
         let store = self.volumes()?;
-        blocking(move || store.unseal(snapshot).map_err(layer_error("discard a volume's layer")))
-            .await
+        let gone = blocking(move || {
+            store.unseal(snapshot).map_err(layer_error("discard a volume's layer"))
+        });
+        gone.await?.iter().try_for_each(|layer| self.drop_note(COUNTS, layer.as_str()))
     }
 
     /// Every image of a snapshot of ours: usually one.
     async fn remove_images(&self, snapshot: SnapshotId) -> DriverResult<()> {
         let (data, own) = (self.data()?, label::tag(snapshot));
-        let filter =
-            label::filter(&[(label::SNAPSHOT, &snapshot.to_string()), (label::DATA, &data.0)]);
+        let filter = label::filter(&[(label::SNAPSHOT, &snapshot.to_string())]);
         for image in self.list_images(&filter).await? {
             let is_it =
                 label::of(&image["Labels"], label::SNAPSHOT) == Some(&*snapshot.to_string());
@@ -65,7 +71,7 @@ impl Host {
         {
             self.remove_one(&image, &own).await?;
         }
-        for kind in ["manifests", TURNS, LOOKS] {
+        for kind in ["manifests", TURNS, LOOKS, COUNTS] {
             self.drop_note(kind, &snapshot.to_string())?;
         }
         Ok(())

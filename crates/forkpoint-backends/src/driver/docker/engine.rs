@@ -46,6 +46,11 @@ impl Engine {
         self.facts.get_or_try_init(|| self.negotiate()).await
     }
 
+    /// It speaks as Docker does, but not in everything.
+    pub(super) async fn is_podman(&self) -> HttpResult<bool> {
+        Ok(self.facts().await?.is_podman)
+    }
+
     async fn negotiate(&self) -> HttpResult<Facts> {
         let answer = self.client.send(Request::new("GET", "/version")).await?;
         let told = self.read(answer).await?;

@@ -59,17 +59,25 @@ impl Host {
         }
         let container = self.container(id).await?;
         match container.state() {
+            SandboxState::Running if self.refuses_commands(&container)? => {
+                return Err(DriverError::NotRunning { id, state: SandboxState::Paused });
+            }
             SandboxState::Running => {}
             state => return Err(DriverError::NotRunning { id, state }),
         }
-        let order = self.order(&container, command).await?;
+        let (order, sized) = self.order(&container, command).await?;
         let path = format!("/containers/{}/exec", container.id());
         let made = match self.engine.post(path, order).await {
             Err(err) if err.status() == Some(409) => return Err(self.not_running(id, err).await),
             result => result.map_err(failed("run a command"))?,
         };
         let exec = made["Id"].as_str().unwrap_or_default().to_owned();
-        self.attach_exec(id, container, exec, command).await
+        let process = self.attach_exec(id, container, exec.clone(), command).await?;
+        // Not twice: of two that come at once, Podman does the first alone.
+        if let Some(size) = command.tty.filter(|_| !sized) {
+            let _ = self.resize(&exec, size).await;
+        }
+        Ok(process)
     }
 
     async fn not_running(&self, id: SandboxId, err: HttpError) -> DriverError {
@@ -82,7 +90,8 @@ impl Host {
         }
     }
 
-    async fn order(&self, container: &Container, command: &Command) -> DriverResult<Value> {
+    /// And whether its terminal has its size from the beginning.
+    async fn order(&self, container: &Container, command: &Command) -> DriverResult<(Value, bool)> {
         let mut argv = Vec::new();
         for word in &command.argv {
             argv.push(text(word.as_bytes(), "word")?);
@@ -98,12 +107,15 @@ impl Host {
             "AttachStderr": true,
             "Tty": command.tty.is_some(),
         });
+        let mut sized = false;
         if let Some(size) = command.tty {
             env.push("TERM=xterm-256color".to_owned());
+            let words = argv.len();
             match self.engine.facts().await.map_err(failed("run a command"))?.version >= (1, 42) {
                 true => order["ConsoleSize"] = json!([size.rows, size.columns]),
                 false => argv = self.sized(container, argv, size).await?,
             }
+            sized = order["ConsoleSize"].is_array() || argv.len() > words;
         }
         order["Cmd"] = json!(argv);
         order["Env"] = json!(env);
@@ -113,7 +125,7 @@ impl Host {
         if let Some(user) = &command.user {
             order["User"] = json!(user);
         }
-        Ok(order)
+        Ok((order, sized))
     }
 
     /// An engine of before 1.42 gives a terminal its size when the command runs already, so a shell
@@ -165,7 +177,11 @@ impl Host {
         let mut from_stderr = Buffered::new(from_stderr);
         match self.await_running(&exec, &container, streams_ended.clone()).await? {
             Running::Yes => {}
-            Running::Refused => return Err(refused(command, &from_stdout.drain().await)),
+            // Docker says why in place of the output, Podman in place of errors.
+            Running::Refused => {
+                let said = from_stdout.drain().await + &from_stderr.drain().await;
+                return Err(refused(command, &said));
+            }
             // The runtime says so in the command's place.
             Running::Ended => {
                 if let Some(said) =
@@ -174,9 +190,6 @@ impl Host {
                     return Err(refused(command, &said));
                 }
             }
-        }
-        if let Some(size) = command.tty {
-            let _ = self.resize(&exec, size).await;
         }
         let (tell, told) = watch::channel(None);
         let watcher =

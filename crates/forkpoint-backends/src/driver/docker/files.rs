@@ -23,13 +23,13 @@ use futures::{SinkExt as _, StreamExt as _, stream};
 use serde_json::Value;
 
 use super::{
-    archive::{self, Reader},
+    archive::Reader,
     container::Container,
     engine::{escape_into, failed, found},
     host::Host,
     http::{HttpResult, LONG, Request},
 };
-use crate::driver::local::spool::Spool;
+use crate::{driver::local::spool::Spool, tar};
 
 /// The bits of a mode as the engine's language has them.
 const IS_DIR: u64 = 1 << 31;
@@ -119,7 +119,7 @@ impl Host {
     }
 
     /// What its header in an archive says.
-    async fn header(&self, container: &str, path: &Path) -> DriverResult<Option<archive::Entry>> {
+    async fn header(&self, container: &str, path: &Path) -> DriverResult<Option<tar::Entry>> {
         let read = self.get_archive(container, path).await.map_err(failed("look at a file"))?;
         let Some(mut reader) = read else { return Ok(None) };
         reader.next().await.map_err(|source| io_at("look at", path, source))
@@ -150,7 +150,7 @@ impl Host {
         let reader = self.get_archive(container.id(), &at).await.map_err(failed("read a file"))?;
         let mut reader = reader.ok_or_else(missing)?;
         let entry = reader.next().await.map_err(|err| io_at("read", path.as_path(), err))?;
-        if entry.is_none_or(|entry| entry.kind != archive::FILE) {
+        if entry.is_none_or(|entry| entry.kind != tar::EntryKind::File) {
             return Err(no_file("read", path, io::ErrorKind::Other));
         }
         Ok(contents(reader))
@@ -184,10 +184,11 @@ impl Host {
             _ => bytes,
         };
         let mut entry = match stat {
-            Some(_) => self.header(container.id(), &at).await?.unwrap_or_default(),
-            None => archive::Entry { mode: 0o644, ..archive::Entry::default() },
-        };
-        (entry.kind, entry.attributes) = (archive::FILE, Vec::new());
+            Some(_) => self.header(container.id(), &at).await?,
+            None => None,
+        }
+        .unwrap_or_else(|| tar::Entry::new(Vec::new(), tar::EntryKind::File));
+        (entry.kind, entry.attributes) = (tar::EntryKind::File, Vec::new());
         let spool = Spool::take(&self.place("spool")?, bytes).await;
         let spool = spool.map_err(|err| io_at("write", path.as_path(), err))?;
         self.put(&container, &at, entry, Some(spool)).await
@@ -264,8 +265,8 @@ impl Host {
                     }
                     _ => {}
                 }
-                let entry =
-                    archive::Entry { mode: *mode, ..archive::Entry::new(b"", archive::DIRECTORY) };
+                let entry = tar::Entry::new(Vec::new(), tar::EntryKind::Directory);
+                let entry = tar::Entry { mode: *mode, ..entry };
                 self.put(&container, at, entry, None).await
             }
             NewEntry::Symlink { target } => {
@@ -273,11 +274,8 @@ impl Host {
                     return Err(no_file("create", path, io::ErrorKind::IsADirectory));
                 }
                 let link = target.as_os_str().as_bytes().to_vec();
-                let entry = archive::Entry {
-                    link,
-                    mode: 0o777,
-                    ..archive::Entry::new(b"", archive::SYMLINK)
-                };
+                let entry = tar::Entry::new(Vec::new(), tar::EntryKind::Symlink);
+                let entry = tar::Entry { link, mode: 0o777, ..entry };
                 self.put(&container, at, entry, None).await
             }
             NewEntry::Mode(mode) => {
@@ -306,7 +304,7 @@ impl Host {
         let entry = reader.next().await.map_err(|err| io_at("read", at, err))?;
         let mut entry = entry.ok_or_else(gone)?;
         (entry.mode, entry.attributes) = (mode, Vec::new());
-        let spool = match entry.kind == archive::FILE {
+        let spool = match entry.kind == tar::EntryKind::File {
             true => {
                 let taken = Spool::take(&self.place("spool")?, contents(reader)).await;
                 Some(taken.map_err(|err| io_at("read", at, err))?)
@@ -321,7 +319,7 @@ impl Host {
         &self,
         container: &Container,
         at: &Path,
-        mut entry: archive::Entry,
+        mut entry: tar::Entry,
         content: Option<Spool>,
     ) -> DriverResult<()> {
         let (mut below, mut missing) = (at.parent().unwrap_or(Path::new("/")), Vec::new());
@@ -343,17 +341,17 @@ impl Host {
             |path: &Path| path.strip_prefix(below).unwrap_or(path).as_os_str().as_bytes().to_vec();
         let mut head = Vec::new();
         for directory in missing.iter().rev() {
-            let directory = archive::Entry::new(&relative(directory), archive::DIRECTORY);
-            head.extend_from_slice(&archive::Entry { mode: 0o755, ..directory }.header());
+            let directory = tar::Entry::new(relative(directory), tar::EntryKind::Directory);
+            head.extend(tar::write::header(&tar::Entry { mode: 0o755, ..directory }));
         }
         let len = content.as_ref().map_or(0, Spool::len);
         (entry.path, entry.len_bytes) = (relative(at), len);
         if let Some(now) = now().filter(|_| entry.modified == (0, 0) || content.is_some()) {
             entry.modified = now;
         }
-        head.extend_from_slice(&entry.header());
-        let mut tail = vec![0; archive::padding(len)];
-        tail.extend_from_slice(&archive::END);
+        head.extend(tar::write::header(&entry));
+        let mut tail = vec![0; tar::write::fill(len)];
+        tail.extend_from_slice(&tar::write::END);
         let content = content.map_or_else(|| stream::empty().boxed(), Spool::into_stream);
         let body = once(head).chain(content).chain(once(tail)).boxed();
         let path = archive_path(container.id(), below.as_os_str().as_bytes());
@@ -391,7 +389,7 @@ impl Host {
 }
 
 /// The archive of a directory has its own name before every name in it.
-fn listed(directory: &SandboxPath, found: &archive::Entry, depth: u32) -> Option<Entry> {
+fn listed(directory: &SandboxPath, found: &tar::Entry, depth: u32) -> Option<Entry> {
     let path = found.path.strip_suffix(b"/").unwrap_or(&found.path);
     let path = path.strip_prefix(b"./").unwrap_or(path);
     let inner = match directory.as_path() == Path::new("/") && !path.starts_with(b"/") {
@@ -406,9 +404,9 @@ fn listed(directory: &SandboxPath, found: &archive::Entry, depth: u32) -> Option
         return None;
     }
     let kind = match found.kind {
-        archive::FILE | archive::HARD_LINK => EntryKind::File,
-        archive::DIRECTORY => EntryKind::Directory,
-        archive::SYMLINK => {
+        tar::EntryKind::File | tar::EntryKind::HardLink => EntryKind::File,
+        tar::EntryKind::Directory => EntryKind::Directory,
+        tar::EntryKind::Symlink => {
             let target = PathBuf::from(std::ffi::OsStr::from_bytes(&found.link));
             EntryKind::Symlink { target }
         }

@@ -3,9 +3,11 @@
 //! ```text
 //!   id                the data directory's own id, on every label
 //!   pauses/CONTAINER  a pause of ours, to be ended by whoever finds it
+//!   freezes/CONTAINER the same, made without the engine
 //!   rollbacks/SANDBOX how things were before a rollback began
 //!   manifests/…       what an upper directory was when it was sealed
 //!   looks/…           what else there was of a container then
+//!   counts/…          whose bytes are in an image or a layer of a volume
 //!   turns/…           the place in the order, of a snapshot whose image is an earlier one's
 //! ```
 

@@ -23,8 +23,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     DRIVER,
-    archive::{self, Entry},
-    container::Container,
+    container::{Container, NEXT},
     engine::{failed, query},
     host::{Host, blocking, io_error},
     http::{LONG, Request},
@@ -32,7 +31,13 @@ use super::{
     make::told_error,
     tarball,
 };
-use crate::driver::local::sandbox::read_file;
+use crate::{
+    driver::local::sandbox::read_file,
+    tar::{
+        BLOCK, Entry, EntryKind,
+        write::{END, header},
+    },
+};
 
 pub(super) const TURNS: &str = "turns";
 
@@ -114,9 +119,25 @@ impl Host {
 
     /// An image of layers that the engine has.
     pub(super) async fn relabel(&self, image: &Value, marked: &Marked) -> DriverResult<String> {
+        if self.engine.is_podman().await.map_err(failed("load an image"))? {
+            return self.recommit(image, marked).await;
+        }
         let layers = image["RootFS"]["Layers"].as_array().into_iter().flatten();
         let layers: Vec<String> = layers.filter_map(Value::as_str).map(str::to_owned).collect();
         self.load(image, &layers, None, &image["Config"], marked).await
+    }
+
+    /// The same of an engine that takes no archive without its layers: a commit of a container that
+    /// never runs.
+    async fn recommit(&self, image: &Value, marked: &Marked) -> DriverResult<String> {
+        let name = format!("{NEXT}{}", marked.snapshot);
+        let body = json!({ "Image": image["Id"], "Cmd": ["true"] });
+        let path = format!("/containers/create{}", query(&[("name", &name)]));
+        let made = self.engine.post(path, body).await.map_err(failed("create a container"))?;
+        let container = Container(made);
+        let committed = self.commit(&container, marked).await;
+        self.remove_container(container.id(), true).await?;
+        committed
     }
 
     async fn load(
@@ -146,10 +167,10 @@ impl Host {
         for (name, text) in [(name.as_str(), config), ("manifest.json", manifest.to_string())] {
             let mut all = file_header(name, text.len() as u64);
             all.extend_from_slice(text.as_bytes());
-            all.resize(all.len().next_multiple_of(archive::BLOCK), 0);
+            all.resize(all.len().next_multiple_of(BLOCK), 0);
             parts.push(bytes(all));
         }
-        parts.push(bytes(archive::END.to_vec()));
+        parts.push(bytes(END.to_vec()));
         self.load_archive(stream::iter(parts).flatten().boxed()).await?;
         Ok(format!("sha256:{digest}"))
     }
@@ -169,9 +190,13 @@ impl Host {
     /// What was sealed of a container, the last one first.
     pub(super) async fn sealed_of(&self, container: &str) -> DriverResult<Vec<Sealed>> {
         let data = self.data()?;
-        let filter = label::filter(&[(label::SOURCE, container), (label::DATA, &data.0)]);
+        // Podman finds no image by two labels.
+        let filter = label::filter(&[(label::SOURCE, container)]);
         let mut sealed = Vec::new();
         for image in self.list_images(&filter).await? {
+            if label::of(&image["Labels"], label::DATA) != Some(data.0.as_str()) {
+                continue;
+            }
             let number = |key: &str| label::of(&image["Labels"], key)?.parse().ok();
             let made = number(label::SEQUENCE).unwrap_or(0);
             let origin = number(label::ORIGIN).and_then(|origin| usize::try_from(origin).ok());
@@ -222,7 +247,7 @@ fn bytes(bytes: Vec<u8>) -> ByteStream {
 }
 
 fn file_header(name: &str, len_bytes: u64) -> Vec<u8> {
-    Entry { mode: 0o644, len_bytes, ..Entry::new(name.as_bytes(), archive::FILE) }.header()
+    header(&Entry { len_bytes, ..Entry::new(name.as_bytes().to_vec(), EntryKind::File) })
 }
 
 /// As lines of a Dockerfile, one for each: Podman takes a line for one label.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use forkpoint_core::{
-    driver::{DriverResult, Piece, PieceName},
+    driver::{DriverResult, Piece},
     id::{SandboxId, SnapshotId},
     part::ByteStream,
     spec::VolumeChoice,
@@ -16,11 +16,10 @@ use serde_json::{Value, json};
 
 use super::{
     container::Container,
+    counts::Counts,
     engine::{escape, failed},
     host::{Host, blocking, layer_error},
-    http::Request,
     label,
-    seal::Data,
     shape::Shape,
     volume::{VolumeArchive, VolumeCapture, VolumeLayer, VolumeStore, piece_name},
 };
@@ -28,6 +27,8 @@ use crate::{
     driver::local::{sandbox::read_file, spool::Spool},
     layer::LayerName,
 };
+
+mod back;
 
 /// A volume as it was when it was sealed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,9 +44,11 @@ pub(super) struct KeptVolume {
     #[serde(default)]
     pub(super) bytes: u64,
     #[serde(default)]
-    own_bytes: u64,
+    pub(super) own_bytes: u64,
     #[serde(default)]
     files: u64,
+    #[serde(skip)]
+    counts: Counts,
     /// Where it is on this disk.
     #[serde(skip)]
     pub(super) path: Option<PathBuf>,
@@ -62,19 +65,16 @@ impl KeptVolume {
             bytes: 0,
             own_bytes: 0,
             files: 0,
+            counts: Counts::default(),
             path: None,
         }
     }
 
-    pub(super) fn keep_as(&mut self, layer: VolumeLayer) {
-        (self.bytes, self.own_bytes, self.files) =
-            (layer.size.bytes, layer.own.bytes, layer.size.files);
-        self.layer = Some(layer.name);
-    }
-
-    pub(super) fn piece(&self) -> Option<Piece> {
-        let name: PieceName = piece_name(self.layer.as_ref()?);
-        Some(Piece { name, over: None, bytes: self.own_bytes })
+    /// The layer, and the bytes in it, which others may have too.
+    pub(super) fn pieces(&self) -> impl Iterator<Item = Piece> {
+        let layer = self.layer.as_ref().map(piece_name);
+        let layer = layer.map(|name| Piece { name, over: None, bytes: 0 });
+        layer.into_iter().chain(self.counts.pieces())
     }
 }
 
@@ -121,6 +121,14 @@ impl Host {
         self.engine.find(path).await.map_err(failed("look at a volume"))
     }
 
+    pub(super) fn keep_as(&self, volume: &mut KeptVolume, layer: VolumeLayer) -> DriverResult<()> {
+        volume.counts = self.count_volume(&layer)?;
+        (volume.bytes, volume.own_bytes, volume.files) =
+            (layer.size.bytes, layer.own.bytes, layer.size.files);
+        volume.layer = Some(layer.name);
+        Ok(())
+    }
+
     pub(super) async fn keep_mounts(
         &self,
         sandbox: SandboxId,
@@ -155,7 +163,7 @@ impl Host {
                 store.capture(&spec).map_err(layer_error("keep a volume"))
             })
             .await?;
-            volume.keep_as(layer);
+            self.keep_as(volume, layer)?;
         }
         Ok(kept)
     }
@@ -197,7 +205,7 @@ impl Host {
             store.receive(&spec, BufReader::new(reader)).map_err(layer_error("keep a volume"))
         })
         .await?;
-        volume.keep_as(layer);
+        self.keep_as(volume, layer)?;
         Ok(())
     }
 
@@ -317,133 +325,6 @@ impl Host {
             filled.map(drop).map_err(layer_error("fill a volume"))
         })
         .await
-    }
-
-    /// What a volume of a snapshot is called in a container that goes back.
-    fn name_in_place(
-        &self,
-        sandbox: SandboxId,
-        data: &Data,
-        old: Option<&Container>,
-        number: usize,
-    ) -> String {
-        let now = old.map(volumes_of).unwrap_or_default();
-        let volume = &data.volumes[number];
-        let place = volume.places.first();
-        let own = now.iter().find(|own| place.is_some_and(|place| own.places.contains(place)));
-        match (own, old) {
-            (Some(own), _) => own.name.clone(),
-            (None, None) if self.is_of(sandbox, data) => volume.name.clone(),
-            _ => format!("forkpoint-{sandbox}-{number}"),
-        }
-    }
-
-    /// Volumes that have to be made for a container to go back.
-    pub(super) async fn missing_volumes(
-        &self,
-        sandbox: SandboxId,
-        data: &Data,
-        old: Option<&Container>,
-    ) -> DriverResult<Vec<String>> {
-        let mut missing = Vec::new();
-        for number in 0..data.volumes.len() {
-            let name = self.name_in_place(sandbox, data, old, number);
-            if self.inspect_volume(&name).await?.is_none() {
-                missing.push(name);
-            }
-        }
-        Ok(missing)
-    }
-
-    /// Takes volumes away, but for those that a container has.
-    pub(super) async fn remove_unused(&self, names: &[String]) -> DriverResult<()> {
-        for name in names {
-            let request = Request::new("DELETE", format!("/volumes/{}", escape(name)));
-            match self.engine.ask(request).await {
-                Err(err) if err.status() == Some(409) => {}
-                result => super::engine::done(result).map_err(failed("remove a volume"))?,
-            }
-        }
-        Ok(())
-    }
-
-    /// Which volumes of a container that goes back get another content. Those that it has now stay its
-    /// own, whatever the snapshot was taken of.
-    pub(super) async fn plan_volumes(
-        &self,
-        sandbox: SandboxId,
-        data: &Data,
-        old: Option<&Container>,
-        shape: &mut Shape,
-    ) -> DriverResult<Planned> {
-        let mut planned = Planned::default();
-        for (number, volume) in data.volumes.iter().enumerate() {
-            let name = self.name_in_place(sandbox, data, old, number);
-            shape.mount(&volume.places, Some(&name));
-            if self.is_empty(volume)? {
-                shape.keep_empty(&volume.places);
-            }
-            if self.inspect_volume(&name).await?.is_none() {
-                planned.sends.extend(self.make_volume(sandbox, &name, volume).await?);
-            } else if let Some(layer) = &volume.layer {
-                planned.swaps.push((name, layer.clone()));
-            }
-        }
-        Ok(planned)
-    }
-
-    /// Who the volumes are that are to be exchanged, for the note that is written before.
-    pub(super) async fn swap_names(
-        &self,
-        swaps: &[(String, LayerName)],
-    ) -> DriverResult<Vec<String>> {
-        let mut names = Vec::new();
-        for (name, _) in swaps {
-            names.push(identity(name, &self.near_volume(name).await?));
-        }
-        Ok(names)
-    }
-
-    /// Nothing of ours uses them meanwhile.
-    pub(super) async fn exchange_volumes(&self, swaps: &[(String, LayerName)]) -> DriverResult<()> {
-        for (name, layer) in swaps {
-            let path = self.near_volume(name).await?;
-            let (store, name, layer) = (self.volumes()?, name.clone(), layer.clone());
-            blocking(move || {
-                let exchanged = store.exchange(&layer, &identity(&name, &path), &path);
-                exchanged.map_err(layer_error("bring a volume back"))
-            })
-            .await?;
-        }
-        Ok(())
-    }
-
-    pub(super) async fn settle_volumes(
-        &self,
-        names: Vec<String>,
-        forward: bool,
-    ) -> DriverResult<()> {
-        if names.is_empty() {
-            return Ok(());
-        }
-        let store = self.volumes()?;
-        blocking(move || {
-            let settled = names.iter().try_for_each(|name| match forward {
-                true => store.finish(name).map(drop),
-                false => store.undo(name),
-            });
-            settled.map_err(layer_error("bring a volume back"))
-        })
-        .await
-    }
-
-    async fn near_volume(&self, name: &str) -> DriverResult<PathBuf> {
-        match self.volume_path(name).await? {
-            Some(path) => Ok(path),
-            None => super::engine::invalid(format!(
-                "volume `{name}` is out of reach: run this where the engine is, as root"
-            )),
-        }
     }
 
     /// Removes volumes that were made for a sandbox.

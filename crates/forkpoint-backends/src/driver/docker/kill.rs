@@ -15,23 +15,45 @@ use super::{DRIVER, container::Container, host::Host};
 pub(super) struct Target {
     host: Arc<Host>,
     container: String,
+    /// What the engine calls the container's first process.
+    init: Option<i32>,
     pid: Option<i32>,
     running: bool,
 }
 
 impl Target {
     pub(super) fn new(host: Arc<Host>, container: &Container, exec: &Value) -> Self {
-        let pid =
-            exec["Pid"].as_i64().and_then(|pid| i32::try_from(pid).ok()).filter(|&pid| pid > 0);
-        Self { host, container: container.id().to_owned(), pid, running: exec["Running"] == true }
+        let number =
+            |told: &Value| i32::try_from(told.as_i64().unwrap_or(0)).ok().filter(|&pid| pid > 0);
+        let (init, running) = (number(&container.0["State"]["Pid"]), exec["Running"] == true);
+        let (container, pid) = (container.id().to_owned(), number(&exec["Pid"]));
+        Self { host, container, init, pid, running }
+    }
+
+    /// What the engine's number is called here, if it names a process of this container. An engine
+    /// with processes of its own counts them otherwise.
+    fn here(&self) -> Option<i32> {
+        let pid = self.pid?;
+        if self.is_here(pid) || !self.host.engine.endpoint().is_near() {
+            return Some(pid).filter(|&pid| self.is_here(pid));
+        }
+        let inside = processes().filter(|&pid| self.is_here(pid)).filter_map(names);
+        let inside: Vec<Vec<i32>> = inside.collect();
+        let level = |names: &Vec<i32>| {
+            let is_first = names.last() == Some(&1);
+            let at = names.iter().rposition(|name| Some(*name) == self.init);
+            at.filter(|_| is_first)
+        };
+        let level = inside.iter().find_map(level)?;
+        inside.iter().find(|names| names.get(level) == Some(&pid))?.first().copied()
     }
 
     /// To the process, or to all of its group: the runtime made it the leader of one.
     pub(super) async fn signal(&self, number: i32, group: bool) -> DriverResult<()> {
-        let (Some(pid), true) = (self.pid, self.running) else { return Ok(()) };
-        if !self.is_here(pid) {
-            return self.out_of_reach();
+        if self.pid.is_none() || !self.running {
+            return Ok(());
         }
+        let Some(pid) = self.here() else { return self.out_of_reach() };
         let (Some(process), Some(signal)) = (Pid::from_raw(pid), Signal::from_named_raw(number))
         else {
             return self.out_of_reach();
@@ -78,6 +100,7 @@ impl Target {
         let Some(session) = self.pid.filter(|_| self.host.engine.endpoint().is_near()) else {
             return;
         };
+        let session = self.here().unwrap_or(session);
         for _ in 0..8 {
             let left = session_of(session, &self.container);
             if left.is_empty() {
@@ -94,11 +117,21 @@ fn failure(source: std::io::Error) -> DriverError {
     DriverError::Failed { driver: DRIVER, operation: "send a signal", source: source.into() }
 }
 
+fn processes() -> impl Iterator<Item = i32> {
+    let listed = fs::read_dir("/proc").into_iter().flatten().flatten();
+    listed.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// What a process is called, from here down to where it lives.
+fn names(pid: i32) -> Option<Vec<i32>> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+    line.split_whitespace().map(|name| name.parse().ok()).collect()
+}
+
 /// Processes of a container with this session's number.
 fn session_of(session: i32, container: &str) -> Vec<i32> {
-    let listed = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = listed.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
-    pids.filter(|pid| {
+    let pids = processes().filter(|pid| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let after = stat.rsplit(") ").next().unwrap_or_default();
         let mut fields = after.split(' ');
@@ -108,6 +141,6 @@ fn session_of(session: i32, container: &str) -> Vec<i32> {
             && fs::read_to_string(format!("/proc/{pid}/cgroup"))
                 .unwrap_or_default()
                 .contains(container)
-    })
-    .collect()
+    });
+    pids.collect()
 }

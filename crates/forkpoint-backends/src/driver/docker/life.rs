@@ -20,13 +20,13 @@ use super::{
     host::Host,
     http::{HttpResult, LONG, Request},
     label,
+    layered::layers_of,
     make::Making,
-    seal::{Data, layers_of},
+    seal::Data,
     shape::{self, Purpose, Shape},
+    still::PAUSES,
 };
 use crate::layer::LayerName;
-
-const PAUSES: &str = "pauses";
 
 /// How long a container has to end by itself.
 const GRACE: &str = "10";
@@ -194,7 +194,7 @@ impl Host {
         let Some(container) = self.find(id).await? else { return Ok(None) };
         let sealed = self.sealed_of(container.id()).await?;
         let base = sealed.first().map(|sealed| sealed.snapshot).or_else(|| container.base());
-        Ok(Some(SandboxStatus { state: container.state(), base }))
+        Ok(Some(SandboxStatus { state: self.state_of(&container)?, base }))
     }
 
     pub(super) async fn list(&self) -> DriverResult<Vec<SandboxId>> {
@@ -221,6 +221,7 @@ impl Host {
         }
         for listed in self.candidates(id).await? {
             let Some(container) = listed["Id"].as_str() else { continue };
+            self.thaw(container).await?;
             self.remove_container(container, true).await?;
             self.drop_note(PAUSES, container)?;
             let nameless = label::of(&listed["Labels"], label::NAMELESS).unwrap_or_default();
@@ -231,7 +232,7 @@ impl Host {
         self.remove_volumes(id).await
     }
 
-    async fn switch(
+    pub(super) async fn switch(
         &self,
         container: &Container,
         verb: &str,
@@ -244,12 +245,21 @@ impl Host {
 
     pub(super) async fn stop(&self, id: SandboxId) -> DriverResult<()> {
         let container = self.container(id).await?;
+        self.thaw(container.id()).await?;
         self.stop_container(&container).await?;
         self.drop_note(PAUSES, container.id())
     }
 
     pub(super) async fn stop_container(&self, container: &Container) -> DriverResult<()> {
-        let stopped = self.switch(container, "stop", &[("t", GRACE)]).await;
+        let stop = || self.switch(container, "stop", &[("t", GRACE)]);
+        let mut stopped = stop().await;
+        // Podman stops nothing that is paused.
+        if stopped.as_ref().is_err_and(|err| err.status() == Some(500))
+            && self.engine.is_podman().await.is_ok_and(|it| it)
+        {
+            self.unpause(container).await?;
+            stopped = stop().await;
+        }
         super::engine::done(stopped).map_err(failed("stop a container"))
     }
 
@@ -269,6 +279,7 @@ impl Host {
 
     pub(super) async fn pause(&self, id: SandboxId) -> DriverResult<()> {
         let container = self.container(id).await?;
+        self.thaw(container.id()).await?;
         match container.state() {
             // A pause of ours that nobody ended becomes theirs.
             SandboxState::Paused => self.drop_note(PAUSES, container.id()),
@@ -284,7 +295,7 @@ impl Host {
     pub(super) async fn resume(&self, id: SandboxId) -> DriverResult<()> {
         let container = self.container(id).await?;
         match container.state() {
-            SandboxState::Running => Ok(()),
+            SandboxState::Running => self.thaw(container.id()).await,
             SandboxState::Stopped => {
                 Err(DriverError::NotRunning { id, state: SandboxState::Stopped })
             }
@@ -293,75 +304,6 @@ impl Host {
                 self.drop_note(PAUSES, container.id())
             }
         }
-    }
-
-    async fn unpause(&self, container: &Container) -> DriverResult<()> {
-        match self.switch(container, "unpause", &[]).await {
-            // It was ended, or set going, by somebody else.
-            Err(err) if matches!(err.status(), Some(404 | 409 | 500)) => {
-                match self.inspect(container.id()).await? {
-                    Some(now) if now.state() == SandboxState::Paused => {
-                        Err(failed("resume a container")(err))
-                    }
-                    _ => Ok(()),
-                }
-            }
-            result => result.map_err(failed("resume a container")),
-        }
-    }
-
-    /// Our own, short one; whether it is ours is written down first.
-    pub(super) async fn hold_still(
-        &self,
-        id: SandboxId,
-        seen: Option<&str>,
-    ) -> DriverResult<Container> {
-        let container = match seen {
-            Some(seen) => self.inspect(seen).await?.filter(Container::has_its_name),
-            None => None,
-        };
-        let container = match container {
-            Some(container) => container,
-            None => self.container(id).await?,
-        };
-        if container.state() != SandboxState::Running {
-            return Ok(container);
-        }
-        self.write_note(PAUSES, container.id(), id.to_string().as_bytes())?;
-        match self.switch(&container, "pause", &[]).await {
-            Ok(()) => Ok(container),
-            Err(err) => {
-                let now = self.inspect(container.id()).await?;
-                self.drop_note(PAUSES, container.id())?;
-                match now {
-                    Some(now) if now.state() != SandboxState::Running => Ok(now),
-                    Some(_) => Err(failed("pause a container")(err)),
-                    None => Err(DriverError::SandboxMissing { driver: DRIVER, id }),
-                }
-            }
-        }
-    }
-
-    /// One that was just made: whoever finds it destroys it. Whether it stands still because of this.
-    pub(super) async fn hold_container(&self, container: &Container) -> DriverResult<bool> {
-        match self.switch(container, "pause", &[]).await {
-            Ok(()) => Ok(true),
-            Err(err) if matches!(err.status(), Some(404 | 409)) => Ok(false),
-            Err(err) => Err(failed("pause a container")(err)),
-        }
-    }
-
-    pub(super) async fn release_container(&self, container: &Container) -> DriverResult<()> {
-        self.unpause(container).await
-    }
-
-    /// Ends our own pause, if it is one.
-    pub(super) async fn let_go(&self, container: &Container) -> DriverResult<()> {
-        if self.read_note(PAUSES, container.id())?.is_none() {
-            return Ok(());
-        }
-        self.unpause(container).await?;
-        self.drop_note(PAUSES, container.id())
     }
 
     pub(super) async fn settle(&self, id: SandboxId) -> DriverResult<()> {

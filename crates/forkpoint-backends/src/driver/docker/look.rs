@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use forkpoint_core::{
-    driver::{DriverError, DriverResult, FileDiff, FileState},
+    driver::{ChangeKind, DriverError, DriverResult, FileChange, FileDiff, FileState},
     path::SandboxPath,
 };
 use serde_json::Value;
@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::{
     DRIVER,
     container::{Container, Graph},
+    engine::failed,
     host::{Host, blocking, layer_error},
     label,
     seal::Data,
@@ -42,6 +43,18 @@ impl Source {
     }
 }
 
+/// Podman makes these in the container's own layer, empty, to mount something over them.
+const PLACES: [&str; 5] =
+    ["/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/etc/mtab", "/run/.containerenv"];
+
+fn is_place(change: &FileChange) -> bool {
+    let is_empty = change.after.as_ref().is_some_and(|facts| facts.len_bytes == 0);
+    let is_link = change.path.ends_with("mtab");
+    change.kind == ChangeKind::Added
+        && (is_empty || is_link)
+        && PLACES.iter().any(|place| change.path == Path::new(place))
+}
+
 impl Host {
     pub(super) async fn tree(&self, of: &FileState) -> DriverResult<ViewTree> {
         let source = self.source(of).await?;
@@ -55,6 +68,7 @@ impl Host {
         to: &FileState,
         under: &[SandboxPath],
     ) -> DriverResult<FileDiff> {
+        let is_podman = self.engine.is_podman().await.map_err(failed("compare files"))?;
         let (from, to) = (self.source(from).await?, self.source(to).await?);
         let under: Vec<PathBuf> = under.iter().map(|path| path.as_path().to_owned()).collect();
         blocking(move || {
@@ -63,7 +77,8 @@ impl Host {
                 diff(&DiffSpec { from: &from, to: &to, under: &under })
             };
             let found = compare().map_err(layer_error("compare files"))?;
-            let changes = found.changes.into_iter().map(change).collect();
+            let changes = found.changes.into_iter().map(change);
+            let changes = changes.filter(|change| !is_podman || !is_place(change)).collect();
             Ok(FileDiff { changes, too_deep: found.too_deep })
         })
         .await

@@ -13,7 +13,7 @@ use forkpoint_core::{
     path::SandboxPath,
 };
 
-use super::{container::Container, host::Host, seal::Wanted};
+use super::{container::Container, freeze::Turn, host::Host, seal::Wanted};
 
 #[derive(Debug)]
 pub(super) struct DockerSandbox {
@@ -54,10 +54,11 @@ impl Sandbox for DockerSandbox {
         self.host.entries(self.id, path, depth).await
     }
 
-    async fn pause(&self, _kind: SnapshotKind) -> DriverResult<Box<dyn PausedSandbox>> {
-        let container = self.host.hold_still(self.id, self.seen.as_deref()).await?;
+    async fn pause(&self, kind: SnapshotKind) -> DriverResult<Box<dyn PausedSandbox>> {
+        let (container, turn) = self.host.hold_still(self.id, self.seen.as_deref(), kind).await?;
         let host = Arc::clone(&self.host);
-        Ok(Box::new(PausedContainer { host, id: self.id, container, volatile: false }))
+        let volatile = false;
+        Ok(Box::new(PausedContainer { host, id: self.id, container, volatile, _turn: turn }))
     }
 }
 
@@ -68,6 +69,8 @@ struct PausedContainer {
     container: Container,
     /// Whether a seal keeps what is in memory too.
     volatile: bool,
+    /// Until it is let go.
+    _turn: Option<Turn>,
 }
 
 #[async_trait]

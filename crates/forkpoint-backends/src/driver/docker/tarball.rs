@@ -21,7 +21,10 @@ use rustix::{
     io::Errno,
 };
 
-use super::archive::{self, Entry};
+use crate::tar::{
+    Entry, EntryKind, Node,
+    write::{END, fill, header, header_with},
+};
 
 /// The kernel's own limit for a list and for a value.
 const XATTR_MAX: usize = 64 << 10;
@@ -45,7 +48,7 @@ pub(super) fn write(tree: &Path, snapshot: SnapshotId, out: &mut impl Write) -> 
             }
         }
     }
-    writer.out.write_all(&archive::END)
+    writer.out.write_all(&END)
 }
 
 struct Writer<'a, W> {
@@ -58,10 +61,10 @@ struct Writer<'a, W> {
 impl<W: Write> Writer<'_, W> {
     fn mark(&mut self, tree: &Path, snapshot: SnapshotId) -> io::Result<()> {
         let mut entry = entry_of(&fs::symlink_metadata(tree)?, b"./");
-        entry.kind = archive::DIRECTORY;
+        entry.kind = EntryKind::Directory;
         entry.attributes = attributes(tree)?;
         let own = format!("{snapshot}");
-        self.out.write_all(&entry.header_with(&[(b"FORKPOINT.snapshot", own.as_bytes())]))
+        self.out.write_all(&header_with(&entry, &[(b"FORKPOINT.snapshot", own.as_bytes())]))
     }
 
     /// Whether it is a directory.
@@ -80,17 +83,17 @@ impl<W: Write> Writer<'_, W> {
         let mut entry = entry_of(&meta, name);
         if !kind.is_dir() && meta.nlink() > 1 {
             if let Some(first) = self.seen.get(&(meta.dev(), meta.ino())) {
-                (entry.kind, entry.link, entry.len_bytes) = (archive::HARD_LINK, first.clone(), 0);
-                return self.out.write_all(&entry.header()).map(|()| false);
+                (entry.kind, entry.link, entry.len_bytes) = (EntryKind::HardLink, first.clone(), 0);
+                return self.out.write_all(&header(&entry)).map(|()| false);
             }
             self.seen.insert((meta.dev(), meta.ino()), name.to_vec());
         }
         entry.attributes = attributes(path)?;
         match kind {
             _ if kind.is_dir() => {
-                entry.kind = archive::DIRECTORY;
+                entry.kind = EntryKind::Directory;
                 entry.path.push(b'/');
-                self.out.write_all(&entry.header())?;
+                self.out.write_all(&header(&entry))?;
                 if is_opaque(path)? {
                     self.empty(&[name, b"/.wh..wh..opq"].concat())?;
                 }
@@ -100,7 +103,7 @@ impl<W: Write> Writer<'_, W> {
                 if kind.is_symlink() {
                     entry.link = fs::read_link(path)?.as_os_str().as_bytes().to_vec();
                 }
-                self.out.write_all(&entry.header())?;
+                self.out.write_all(&header(&entry))?;
             }
         }
         Ok(kind.is_dir())
@@ -114,12 +117,12 @@ impl<W: Write> Writer<'_, W> {
     }
 
     fn empty(&mut self, name: &[u8]) -> io::Result<()> {
-        self.out.write_all(&Entry::new(name, archive::FILE).header())
+        self.out.write_all(&header(&Entry::new(name.to_vec(), EntryKind::File)))
     }
 
     fn file(&mut self, path: &Path, mut entry: Entry, len: u64) -> io::Result<()> {
-        (entry.kind, entry.len_bytes) = (archive::FILE, len);
-        self.out.write_all(&entry.header())?;
+        (entry.kind, entry.len_bytes) = (EntryKind::File, len);
+        self.out.write_all(&header(&entry))?;
         let mut file = File::open(path)?;
         let mut left = len;
         while left > 0 {
@@ -131,29 +134,27 @@ impl<W: Write> Writer<'_, W> {
             self.out.write_all(&self.buffer[..read])?;
             left -= read as u64;
         }
-        self.out.write_all(&vec![0; archive::padding(len)])
+        self.out.write_all(&END[..fill(len)])
     }
 }
 
 fn entry_of(meta: &fs::Metadata, name: &[u8]) -> Entry {
     let kind = meta.file_type();
     let letter = match kind {
-        _ if kind.is_symlink() => archive::SYMLINK,
-        _ if kind.is_fifo() => archive::FIFO,
-        _ if kind.is_char_device() => archive::CHAR,
-        _ if kind.is_block_device() => archive::BLOCK_DEVICE,
-        _ => archive::FILE,
+        _ if kind.is_symlink() => EntryKind::Symlink,
+        _ if kind.is_fifo() => EntryKind::Fifo,
+        _ if kind.is_char_device() || kind.is_block_device() => EntryKind::Device,
+        _ => EntryKind::File,
     };
+    let (block, device) = (kind.is_block_device(), letter == EntryKind::Device);
+    let node = Node { block, major: major(meta.rdev()), minor: minor(meta.rdev()) };
     Entry {
         mode: meta.mode() & 0o7777,
         uid: meta.uid(),
         gid: meta.gid(),
         modified: (meta.mtime(), u32::try_from(meta.mtime_nsec()).unwrap_or_default()),
-        device: match letter {
-            archive::CHAR | archive::BLOCK_DEVICE => (major(meta.rdev()), minor(meta.rdev())),
-            _ => (0, 0),
-        },
-        ..Entry::new(name, letter)
+        node: device.then_some(node),
+        ..Entry::new(name.to_vec(), letter)
     }
 }
 

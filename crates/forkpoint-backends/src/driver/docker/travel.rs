@@ -98,7 +98,8 @@ impl Host {
         for volume in data.volumes.iter_mut().chain(&mut data.volatile) {
             let Some(was) = volume.layer.take() else { continue };
             if let Some(archive) = layers.next() {
-                volume.keep_as(self.unpack_layer(snapshot, &was, archive).await?);
+                let kept = self.unpack_layer(snapshot, &was, archive).await?;
+                self.keep_as(volume, kept)?;
             }
         }
         let Some(was) = data.processes.take() else { return Ok(()) };
@@ -135,9 +136,10 @@ impl Host {
         self.take_layers(snapshot, &mut data, layers).await?;
         let name = PieceName(label::piece(self.data()?, snapshot));
         let bytes = came["Size"].as_u64().unwrap_or(0);
-        let mut pieces = vec![Piece { name, over: None, bytes }];
+        let mut pieces = vec![Piece { name, over: None, bytes: 0 }];
+        pieces.extend(self.count_image(snapshot, None, bytes)?.pieces());
         let mounts = data.volumes.iter().chain(&data.volatile);
-        pieces.extend(mounts.filter_map(KeptVolume::piece));
+        pieces.extend(mounts.flat_map(KeptVolume::pieces));
         pieces.extend(data.processes.as_ref().map(KeptProcesses::piece));
         let own_bytes = pieces.iter().map(|piece| piece.bytes).sum();
         Ok(Artifact {

@@ -14,7 +14,7 @@ use super::{
     container::Container,
     host::{Host, blocking, layer_error},
     kept::{KeptVolume, identity, volumes_of},
-    seal::describe,
+    layered::describe,
     volume::VolumeStore,
 };
 use crate::layer::root_print;

@@ -49,7 +49,7 @@ pub(super) fn places(container: &Container) -> Vec<String> {
 
 /// A process of the container, as it is called here. An engine with processes of its own calls it by
 /// another number, which may be anybody's here.
-fn pid(container: &Container) -> Option<u32> {
+pub(super) fn pid(container: &Container) -> Option<u32> {
     let told = container.0["State"]["Pid"].as_u64().filter(|pid| *pid > 0)?;
     let is_its = |pid: &u32| {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"));
@@ -76,7 +76,7 @@ fn identity(container: &Container, place: &str) -> String {
 }
 
 impl Host {
-    fn reaches_processes(&self) -> bool {
+    pub(super) fn reaches_processes(&self) -> bool {
         self.engine.endpoint().is_near() && rustix::process::geteuid().is_root()
     }
 
@@ -116,7 +116,7 @@ impl Host {
             })
             .await?;
             let mut one = KeptVolume::at(place);
-            one.keep_as(layer);
+            self.keep_as(&mut one, layer)?;
             kept.push(one);
         }
         Ok(kept)

@@ -73,6 +73,8 @@ pub struct VolumeLayer {
     pub size: LayerSize,
     /// Of what it does not share with an earlier layer.
     pub own: LayerSize,
+    /// The layer that it shares the rest with.
+    pub base: Option<LayerName>,
 }
 
 impl VolumeLayer {
@@ -123,11 +125,12 @@ impl VolumeStore {
         let mapped = mapped::shared_inodes();
         let base = self.base_of(spec.volume, spec.path)?;
         let mut stage = self.layers.stage(name, None)?;
+        let of = base.as_ref().map(|(layer, _)| layer.name().clone());
         let base = base.as_ref().map(|(layer, note)| (layer, &note.manifest));
         let whole = stage.capture_whole(&WholeSpec { source: spec.path, base, mapped: &mapped })?;
         let layer = stage.commit(false)?;
         self.notes.write(spec.volume, layer.name(), &Note::new(spec.path, whole.manifest)?)?;
-        Ok(kept(&layer, whole.copied))
+        Ok(kept(&layer, whole.copied, of))
     }
 
     /// The layer that the volume was last the same as, if it can be relied on.
@@ -192,17 +195,15 @@ impl VolumeStore {
         self.notes.remove_everywhere(&name.parse()?)
     }
 
-    /// Takes away every layer of a snapshot.
-    pub fn unseal(&self, snapshot: SnapshotId) -> LayerResult<()> {
+    /// Takes away every layer of a snapshot. Which they were.
+    pub fn unseal(&self, snapshot: SnapshotId) -> LayerResult<Vec<LayerName>> {
         self.drop_incoming(snapshot)?;
         let whole = LayerName::of(snapshot);
         let tagged = format!("{whole}-");
-        for name in self.layers.list()? {
-            if name == whole || name.as_str().starts_with(&tagged) {
-                self.discard(name.as_str())?;
-            }
-        }
-        Ok(())
+        let mut all = self.layers.list()?;
+        all.retain(|name| *name == whole || name.as_str().starts_with(&tagged));
+        all.iter().try_for_each(|name| self.discard(name.as_str()))?;
+        Ok(all)
     }
 
     /// Forgets what a volume looked like, once it is gone.
@@ -216,9 +217,9 @@ impl VolumeStore {
     }
 }
 
-fn kept(layer: &Layer, own: LayerSize) -> VolumeLayer {
+fn kept(layer: &Layer, own: LayerSize, base: Option<LayerName>) -> VolumeLayer {
     let size = layer.record().size.unwrap_or_default();
-    VolumeLayer { name: layer.name().clone(), size, own }
+    VolumeLayer { name: layer.name().clone(), size, own, base }
 }
 
 /// Inodes, on whatever device.

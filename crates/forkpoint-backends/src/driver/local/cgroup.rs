@@ -20,6 +20,7 @@ use std::{
 use forkpoint_core::spec::Resources;
 use rustix::fs::Access;
 
+pub(in crate::driver) use self::hierarchy::place_of;
 use self::{
     directory::make,
     hierarchy::{Hierarchies, Hierarchy},
@@ -27,7 +28,7 @@ use self::{
 };
 pub(super) use self::{error::CgroupError, group::Cgroup, limit::Version};
 
-mod directory;
+pub(in crate::driver) mod directory;
 mod error;
 mod group;
 mod hierarchy;

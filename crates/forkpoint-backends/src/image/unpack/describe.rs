@@ -18,11 +18,13 @@ use super::{
     super::{
         error::{ImageError, ImageResult},
         limits::REMEMBERED_MAX,
-        tar::{self, Entry},
     },
     During as _, Fault, Later, Owners, Unpacked, Unpacker, open_below,
 };
-use crate::layer::{Fate, Marks, OF_THE_MACHINE};
+use crate::{
+    layer::{Fate, Marks, OF_THE_MACHINE},
+    tar::{self, Entry},
+};
 
 impl Unpacker<'_> {
     pub(super) fn describe_directory(

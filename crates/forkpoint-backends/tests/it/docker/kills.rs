@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use forkpoint_core::{
-    driver::{Artifact, Driver, Sandbox, SandboxState},
+    driver::{Artifact, Driver, Sandbox, SandboxState, SnapshotKind},
     id::{SandboxId, SnapshotId},
     spec::SandboxSpec,
 };
@@ -12,7 +12,7 @@ use forkpoint_testkit::docker::{Cut, Proxy};
 
 use super::{
     runtime,
-    scene::{Scene, new_id, shell, told, try_seal},
+    scene::{Scene, new_id, seal_paused, shell, told, try_seal},
     spec, unique,
 };
 
@@ -55,7 +55,7 @@ impl Attack {
             after(succeeded).await;
             if !proxy.was_cut() {
                 assert!(succeeded, "nothing was in its way");
-                assert!(proxy.seen() > 1, "it changes something");
+                assert!(proxy.seen() > 0, "it changes something");
                 return;
             }
         }
@@ -108,7 +108,8 @@ fn a_restore_that_is_cut_off_after_any_request_leaves_nothing() {
     restores(Cut::After);
 }
 
-fn seals(cut: Cut) {
+/// With a pause of the kind that this one needs: for `Files` ours, for `Full` the engine's.
+fn seals(cut: Cut, pause: SnapshotKind) {
     runtime().block_on(async {
         let attack = Attack::new().await;
         let id = attack.sandbox.id();
@@ -116,7 +117,7 @@ fn seals(cut: Cut) {
         let run = async |driver: &dyn Driver| {
             snapshot.set(SnapshotId::from_u128(unique()));
             let sandbox = driver.attach(id).await.unwrap();
-            try_seal(sandbox.as_ref(), snapshot.get()).await.is_ok()
+            seal_paused(sandbox.as_ref(), snapshot.get(), pause).await.is_ok()
         };
         let after = async |_| {
             let driver = &attack.scene.driver;
@@ -136,12 +137,14 @@ fn seals(cut: Cut) {
 
 #[test]
 fn a_seal_that_is_cut_off_before_any_request_leaves_nothing() {
-    seals(Cut::Before);
+    seals(Cut::Before, SnapshotKind::Files);
+    seals(Cut::Before, SnapshotKind::Full);
 }
 
 #[test]
 fn a_seal_that_is_cut_off_after_any_request_leaves_nothing() {
-    seals(Cut::After);
+    seals(Cut::After, SnapshotKind::Files);
+    seals(Cut::After, SnapshotKind::Full);
 }
 
 fn rollbacks(cut: Cut) {

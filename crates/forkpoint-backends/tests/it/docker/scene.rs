@@ -50,6 +50,11 @@ impl Scene {
         serde_json::from_str::<Value>(&text).unwrap()[0].take()
     }
 
+    /// Where the only volume of a container is on this disk.
+    pub(super) fn volume(&self, name: &str) -> std::path::PathBuf {
+        self.inspect(name)["Mounts"][0]["Source"].as_str().unwrap().into()
+    }
+
     /// Starts a container that is not ours.
     pub(super) fn start(&self, what: &str, args: &[&str]) -> String {
         let name = self.name(what);
@@ -124,7 +129,16 @@ pub(super) async fn try_seal(
     sandbox: &dyn Sandbox,
     snapshot: SnapshotId,
 ) -> DriverResult<Artifact> {
-    let mut paused = sandbox.pause(SnapshotKind::Files).await?;
+    seal_paused(sandbox, snapshot, SnapshotKind::Files).await
+}
+
+/// Its files, with a pause of this kind.
+pub(super) async fn seal_paused(
+    sandbox: &dyn Sandbox,
+    snapshot: SnapshotId,
+    pause: SnapshotKind,
+) -> DriverResult<Artifact> {
+    let mut paused = sandbox.pause(pause).await?;
     let artifact = paused.seal(snapshot, SnapshotKind::Files).await;
     paused.resume().await?;
     artifact
@@ -144,6 +158,11 @@ pub(super) async fn shell(sandbox: &dyn Sandbox, script: &str) -> String {
     let (out, err) = futures::join!(collect(process.stdout), collect(process.stderr));
     assert_eq!(process.control.wait().await.unwrap(), ExitStatus::Code(0), "{script}: {err}");
     out
+}
+
+/// How many pieces of an artifact are more than a count of bytes.
+pub(super) fn things(artifact: &Artifact) -> usize {
+    artifact.pieces.iter().filter(|piece| !piece.name.0.starts_with("bytes:")).count()
 }
 
 /// An error with all that caused it.

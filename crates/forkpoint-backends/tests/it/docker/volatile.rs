@@ -53,7 +53,7 @@ fn what_is_in_memory_comes_back_if_it_was_asked_for() {
             scene.driver.destroy(id).await.unwrap();
         }
         for artifact in [&sealed, &imported] {
-            assert_eq!(artifact.pieces.len(), 4, "the image and three mounts");
+            assert_eq!(super::scene::things(artifact), 4, "the image and three mounts");
             scene.driver.unseal(artifact.snapshot).await.unwrap();
         }
     });

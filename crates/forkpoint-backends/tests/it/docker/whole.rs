@@ -9,38 +9,55 @@ use serde_json::{Value, json};
 use super::{
     runtime,
     scene::{Scene, new_id, shell, told},
+    unique,
 };
 
-/// A network whose addresses no other test has.
-fn subnet() -> String {
-    let pid = std::process::id();
-    format!("10.{}.{}", 100 + pid / 256 % 100, pid % 256)
+/// A number below this that hardly any other test comes up with.
+fn some(below: u128) -> u128 {
+    let number = unique();
+    // Of this process, of this call and of this moment.
+    (number ^ number >> 32 ^ number >> 64 ^ number >> 73) % below
+}
+
+/// Makes a network whose addresses no other one has; what they begin with.
+fn network_with_addresses(scene: &Scene, name: &str) -> String {
+    for _ in 0..20 {
+        let number = some(100 * 256);
+        let net = format!("10.{}.{}", 100 + number / 256, number % 256);
+        let mut create = scene.machine.engine.command();
+        create.args(["network", "create", "--subnet", &format!("{net}.0/24"), name]);
+        if create.output().unwrap().status.success() {
+            return net;
+        }
+    }
+    panic!("no addresses are free");
 }
 
 /// A port that no other test asks for.
 fn port() -> u32 {
-    20_000 + std::process::id() % 20_000
+    20_000 + u32::try_from(some(20_000)).unwrap()
 }
 
 struct Web {
     scene: Scene,
     name: String,
     bind: String,
+    port: u32,
 }
 
 impl Web {
     fn new() -> Self {
         let scene = Scene::new();
         let (front, back, named) = (scene.name("front"), scene.name("back"), scene.name("named"));
-        let net = subnet();
-        scene.docker(&["network", "create", "--subnet", &format!("{net}.0/24"), &front]);
+        let net = network_with_addresses(&scene, &front);
         scene.docker(&["network", "create", &back]);
         let bind = scene.machine.directory.path().join("bind").display().to_string();
         std::fs::create_dir(&bind).unwrap();
         std::fs::write(format!("{bind}/file"), "of the host").unwrap();
         let ip = format!("{net}.77");
         let (named_bind, bind_bind) = (format!("{named}:/named"), format!("{bind}:/bind:ro"));
-        let published = format!("127.0.0.1:{}:80", port());
+        let port = port();
+        let published = format!("127.0.0.1:{port}:80");
         let args = [
             &["--network", &front, "--network-alias", "www", "--ip", &ip, "--hostname", "webhost"]
                 [..],
@@ -78,7 +95,7 @@ impl Web {
         ];
         let name = scene.start("web", &args.concat());
         scene.docker(&["network", "connect", "--alias", "worker", &back, &name]);
-        Self { scene, name, bind }
+        Self { scene, name, bind, port }
     }
 
     fn fill(&self) {
@@ -147,8 +164,10 @@ fn a_container_with_everything_is_restored_as_it_was() {
 
         let notices = driver.notices(id).join("\n");
         assert!(
-            notices
-                .contains(&format!("port {} of the host is taken: 80/tcp is published as", port())),
+            notices.contains(&format!(
+                "port {} of the host is taken: 80/tcp is published as",
+                web.port
+            )),
             "{notices}"
         );
         assert!(notices.contains(".77 of network"), "{notices}");

@@ -10,7 +10,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::Dock;
-use crate::harness::{Home, Run, Started, ended, signal};
+use crate::harness::{Home, Run, Started, ended, signal, until};
 
 /// A watch whose lines are read as they come.
 struct Watching {
@@ -124,6 +124,22 @@ fn the_clock_takes_what_changed_and_limits_hold() {
     assert!(deaf.code == Some(5) && deaf.stderr.contains("--every"), "{deaf:?}");
     let missing = home.run(["watch", "nobody", "--every", "1s"]);
     assert_eq!(missing.code, Some(3), "{missing:?}");
+}
+
+#[test]
+fn ctrl_c_is_how_a_watch_ends_also_while_it_takes_a_snapshot() {
+    let home = Home::with_web();
+    let config = home.path().join("slow.toml");
+    let slow = "[hooks]\nbefore_snapshot = \"touch /begun; sleep 1\"\n";
+    std::fs::write(&config, slow).expect("a file");
+    let config = config.to_str().expect("a path");
+    let mut watching = Watching::begin(&home, &["web", "--every", "50ms", "--config", config]);
+    let begun = || home.run(["exec", "web", "--", "test", "-e", "/begun"]).code == Some(0);
+    assert!(until(begun), "a snapshot is under way");
+    signal(&watching.child, Signal::INT);
+    assert_eq!(watching.next()["event"], "taken", "it is finished");
+    let run = ended(watching.child);
+    assert_eq!(run.code, Some(0), "{run:?}");
 }
 
 #[test]

@@ -149,7 +149,8 @@ impl Body {
     /// A document; nothing is `null`.
     pub(in super::super) async fn json(self) -> io::Result<Value> {
         let all = self.all().await?;
-        match all.is_empty() {
+        // Podman ends a line also where there is none.
+        match all.trim_ascii().is_empty() {
             true => Ok(Value::Null),
             false => serde_json::from_slice(&all).map_err(io::Error::other),
         }

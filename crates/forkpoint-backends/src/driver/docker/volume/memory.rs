@@ -36,7 +36,7 @@ impl VolumeStore {
         let layer = self.layers.commit_upper(name, None, &path.join(CHECKPOINT), false)?;
         self.layers.throw_away(&path)?;
         let size = self.layers.measure(layer.name())?;
-        Ok(VolumeLayer { size, ..kept(&layer, size) })
+        Ok(VolumeLayer { size, ..kept(&layer, size, None) })
     }
 
     /// Writes a checkpoint to where the engine looks for those of a container. No two are the same:

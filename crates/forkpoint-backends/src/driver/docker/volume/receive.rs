@@ -51,7 +51,7 @@ impl VolumeStore {
         // Which layer was the last; what it looks like is of no use here.
         let note = Note::new(&layer.tree_path(), describe_tree(&layer.tree_path())?)?;
         self.notes.write(&volume, layer.name(), &note)?;
-        Ok(kept(&layer, own))
+        Ok(kept(&layer, own, base.map(|base| base.name().clone())))
     }
 }
 

@@ -14,11 +14,11 @@ use rustix::fs::{
 
 use super::{VolumeStore, notes};
 use crate::{
-    image::tar::{
+    layer::{LayerName, LayerResult, all_attributes, list_names, open_child, open_path},
+    tar::{
         Entry, EntryKind, Node,
         write::{END, fill, header},
     },
-    layer::{LayerName, LayerResult, all_attributes, list_names, open_child, open_path},
 };
 
 /// What was sent.

@@ -28,7 +28,7 @@ const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 
 /// When to stop waiting.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Deadline {
+pub(in crate::driver) struct Deadline {
     start: Instant,
     wait: Duration,
 }
@@ -38,11 +38,11 @@ impl Deadline {
         clippy::disallowed_methods,
         reason = "how long the kernel takes is nothing that a test could repeat"
     )]
-    pub(super) fn after(wait: Duration) -> Self {
+    pub(in crate::driver) fn after(wait: Duration) -> Self {
         Self { start: Instant::now(), wait }
     }
 
-    fn left(&self) -> Duration {
+    pub(in crate::driver) fn left(&self) -> Duration {
         self.wait.saturating_sub(self.start.elapsed())
     }
 }
@@ -142,7 +142,11 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Waits for a line of `cgroup.events`, and says whether it came in time. A cgroup of version 1
 /// has no such file, as if it were gone.
-pub(super) fn wait_until(path: &Path, line: &str, deadline: Deadline) -> io::Result<bool> {
+pub(in crate::driver) fn wait_until(
+    path: &Path,
+    line: &str,
+    deadline: Deadline,
+) -> io::Result<bool> {
     let events = File::open(path.join("cgroup.events"))?;
     // The kernel tells of a change at most once in 10 ms: what came sooner is seen by looking.
     let mut pause = FIRST_PAUSE;
@@ -173,16 +177,16 @@ fn read(events: &File) -> io::Result<String> {
 }
 
 /// In one call: the kernel takes each for a value of its own.
-pub(super) fn write(path: &Path, value: &str) -> io::Result<()> {
+pub(in crate::driver) fn write(path: &Path, value: &str) -> io::Result<()> {
     let mut file = OpenOptions::new().write(true).open(path)?;
     file.write_all(value.as_bytes())
 }
 
-pub(super) fn is_gone(err: &io::Error) -> bool {
+pub(in crate::driver) fn is_gone(err: &io::Error) -> bool {
     matches!(Errno::from_io_error(err), Some(Errno::NOENT | Errno::NODEV))
 }
 
-pub(super) fn unless_gone(err: io::Error) -> io::Result<()> {
+pub(in crate::driver) fn unless_gone(err: io::Error) -> io::Result<()> {
     if is_gone(&err) { Ok(()) } else { Err(err) }
 }
 

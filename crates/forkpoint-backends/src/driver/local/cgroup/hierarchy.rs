@@ -43,6 +43,22 @@ impl Hierarchies {
     }
 }
 
+/// The directory of a cgroup that somebody else is in, from the texts of `/proc/self/mountinfo` and of their
+/// `/proc/PID/cgroup`; without a controller, that of cgroup2. `None` where it is not mounted here.
+pub(in crate::driver) fn place_of(mounts: &str, groups: &str, controller: &str) -> Option<PathBuf> {
+    let path = own_path(groups, controller)?;
+    let is_it = |mount: &Mount<'_>| match controller {
+        "" => mount.is_unified,
+        _ => !mount.is_unified && mount.options.split(',').any(|option| option == controller),
+    };
+    let place = |mount: Mount<'_>| {
+        let below = path.strip_prefix(&mount.root).ok()?;
+        let is_plain = below.components().all(|part| matches!(part, Component::Normal(_)));
+        is_plain.then(|| mount.point.join(below))
+    };
+    mounts.lines().filter_map(Mount::parse).filter(is_it).find_map(place)
+}
+
 struct Mount<'a> {
     /// Which part of the hierarchy is mounted.
     root: PathBuf,

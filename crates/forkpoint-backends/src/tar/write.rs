@@ -10,7 +10,13 @@ const LARGE_MAX: u64 = 0o77_777_777_777;
 
 /// Everything that stands before the content of an entry.
 pub(crate) fn header(entry: &Entry) -> Vec<u8> {
-    let records = records(entry);
+    header_with(entry, &[])
+}
+
+/// With records that only we know.
+pub(crate) fn header_with(entry: &Entry, own: &[(&[u8], &[u8])]) -> Vec<u8> {
+    let mut records: Vec<u8> = own.iter().flat_map(|(key, value)| one_record(key, value)).collect();
+    records.extend(self::records(entry));
     let mut bytes = Vec::new();
     if !records.is_empty() {
         let len = records.len() as u64;
@@ -120,6 +126,17 @@ fn block(letter: u8, len: u64, entry: &Entry) -> [u8; BLOCK] {
 #[cfg(test)]
 mod tests {
     use super::{super::TarReader, *};
+
+    #[test]
+    fn a_record_counts_its_own_length() {
+        for len in [1, 90, 95, 96, 97, 990, 3989] {
+            let entry = Entry::new(vec![b'x'; len], EntryKind::File);
+            let records: [(&[u8], &[u8]); 1] = [(b"FORKPOINT.own", &vec![b'y'; len])];
+            let archive = [&*header_with(&entry, &records), &END].concat();
+            assert_eq!(archive.len() % BLOCK, 0);
+            assert_eq!(TarReader::new(&*archive).next().unwrap(), Some(entry), "{len}");
+        }
+    }
 
     #[test]
     fn what_is_written_is_read() {
