@@ -5,7 +5,13 @@ use forkpoint_core::{
     id::SandboxId,
 };
 
-use super::{DRIVER, container::Container, engine::failed, freeze::Turn, host::Host};
+use super::{
+    DRIVER,
+    container::Container,
+    engine::{failed, invalid},
+    freeze::Turn,
+    host::Host,
+};
 
 pub(super) const PAUSES: &str = "pauses";
 
@@ -43,6 +49,12 @@ impl Host {
         };
         if container.state() != SandboxState::Running {
             return Ok((container, None));
+        }
+        if runs_inside(&container) {
+            return invalid(format!(
+                "this runs in container `{}` itself, and would stand still with it: run it outside",
+                container.name()
+            ));
         }
         if kind == SnapshotKind::Files
             && let Some(turn) = self.freeze(&container).await?
@@ -94,4 +106,10 @@ impl Host {
         self.unpause(container).await?;
         self.drop_note(PAUSES, container.id())
     }
+}
+
+/// As far as can be seen from here.
+fn runs_inside(container: &Container) -> bool {
+    let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    !container.id().is_empty() && own.contains(container.id())
 }

@@ -244,3 +244,18 @@ fn a_container_that_ends_while_it_stands_still_is_no_trouble() {
         assert_eq!((held(&dock), dock.sh("web", "echo runs")), (Held::default(), "runs".into()));
     }
 }
+
+#[test]
+fn whoever_runs_in_the_container_itself_is_refused_and_holds_nothing_still() {
+    let dock = Dock::new();
+    let id = dock.start("web", &[]);
+    let group = freezers().first().expect("cgroups").join("docker").join(id).join("cgroup.procs");
+    let command = dock.home.command(["snapshot", &dock.reference("web")]);
+    let mut inside = Command::new("sh");
+    inside.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(group);
+    inside.arg(command.get_program()).args(command.get_args()).stdin(Stdio::null());
+    inside.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let run = Run::of(inside.output().expect("it starts"));
+    assert!(run.code == Some(2) && run.stderr.contains("run it outside"), "{run:?}");
+    assert_eq!((held(&dock), dock.sh("web", "echo runs")), (Held::default(), "runs".into()));
+}
