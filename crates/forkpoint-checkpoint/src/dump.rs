@@ -18,7 +18,7 @@ use crate::{
     mounts::{self, Names},
     pager::until_whole,
     segments,
-    sys::{self, Deadline, ptrace},
+    sys::{self, Deadline, ipc::Tables, ptrace},
     track::{LiesOver, Tracker},
 };
 
@@ -102,10 +102,11 @@ impl Captured {
 /// What a capture would refuse. The tree stands still for a moment.
 pub fn examine(tree: &Tree, spec: &CaptureSpec) -> Result<Refusals> {
     let deadline = Deadline::after(spec.patience);
+    let tables = tables(tree)?;
     let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
     let looked = look_at_all(tree, spec, &mut frozen).and_then(|looked| {
         let mut findings = Findings::default();
-        look_at_segments(tree, &looked.drafts, &mut findings)?;
+        look_at_segments(tree, &tables, &looked.drafts, &mut findings)?;
         look_at_mounts(tree, spec, &mut findings)?;
         findings.verdict()
     });
@@ -153,16 +154,16 @@ fn run(
     until_whole(tree.init, deadline)?;
     let mut moment = Some(moment);
     let mut advice = Advice::look(tree);
+    let tables = tables(tree)?;
     loop {
         let start = sys::now();
         let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
-        let result = read(tree, &mut frozen, spec, &mut advice, tracker.as_deref_mut()).and_then(
-            |captured| {
+        let result = read(tree, &mut frozen, spec, (&mut advice, &tables), tracker.as_deref_mut())
+            .and_then(|captured| {
                 let done = moment.take().map_or(Ok(()), |moment| moment());
                 done.system("do what was to be done meanwhile")?;
                 Ok(captured)
-            },
-        );
+            });
         frozen.thaw();
         let pause = sys::now().saturating_sub(start);
         match result {
@@ -247,7 +248,7 @@ fn read(
     tree: &Tree,
     frozen: &mut Frozen,
     spec: &CaptureSpec,
-    advice: &mut Advice,
+    (advice, tables): (&mut Advice, &Tables),
     mut tracker: Option<&mut Tracker>,
 ) -> Result<Captured> {
     let mut findings = Findings::default();
@@ -263,7 +264,7 @@ fn read(
     let doors = shared::doors(frozen, &drafts, &files);
     let memories = shared::look(&doors, &mut findings).system("look at shared memory")?;
     let mut mounts = look_at_mounts(tree, spec, &mut findings)?;
-    let segments = look_at_segments(tree, &drafts, &mut findings)?;
+    let segments = look_at_segments(tree, tables, &drafts, &mut findings)?;
     findings.verdict()?;
 
     let mut findings = Findings::default();
@@ -304,12 +305,18 @@ fn look_at_mounts(
     mounts::look(tree.init, spec.mounts, findings).system("look at files in memory")
 }
 
+/// Opened while everything runs.
+pub(crate) fn tables(tree: &Tree) -> Result<Tables> {
+    Tables::of(tree.init).system("look at memory of System V")
+}
+
 fn look_at_segments(
     tree: &Tree,
+    tables: &Tables,
     drafts: &[Draft],
     findings: &mut Findings,
 ) -> Result<Vec<(Segment, File)>> {
-    segments::look(tree.init, drafts, findings).system("look at memory of System V")
+    segments::look(tree.init, tables, drafts, findings).system("look at memory of System V")
 }
 
 fn check_sharing(

@@ -23,7 +23,7 @@ use crate::{
     restore,
     script::Script,
     segments,
-    sys::{self, Deadline, Patience, ptrace},
+    sys::{self, Deadline, Patience, ipc::Tables, ptrace},
     track::Tracker,
 };
 
@@ -60,11 +60,12 @@ impl Tracker {
         if self.base() != Some(chain.top().id) {
             return Err(not_in_place("what changed since this image is not known"));
         }
+        let tables = dump::tables(tree)?;
         let start = sys::now();
         let deadline = Deadline::after(spec.patience);
         // Who dies with half of it done must not leave it running.
         let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP | ptrace::EXIT_KILL, deadline)?;
-        let plan = Plan::new(self, tree, spec, chain, &mut frozen)?;
+        let plan = Plan::new(self, tree, spec, chain, tables, &mut frozen)?;
         let result = plan.run(self, chain, &mut frozen, deadline).and_then(|done| {
             moment().system("do what was to be done meanwhile")?;
             Ok(done)
@@ -127,6 +128,7 @@ struct Plan<'a> {
     doors: BTreeMap<MemoryId, Door>,
     /// Of files in memory.
     names: Names,
+    tables: Tables,
 }
 
 impl<'a> Plan<'a> {
@@ -135,6 +137,7 @@ impl<'a> Plan<'a> {
         tree: &Tree,
         spec: &CaptureSpec,
         chain: &'a Chain,
+        tables: Tables,
         frozen: &mut Frozen,
     ) -> Result<Self> {
         let snapshot = &chain.top().snapshot;
@@ -181,13 +184,13 @@ impl<'a> Plan<'a> {
         {
             return Err(not_in_place(format!("shared memory `{}` is gone", gone.name)));
         }
-        let segments = segments::still_fit(tree.init, &snapshot.segments);
+        let segments = segments::still_fit(&tables, &snapshot.segments);
         if let Err(id) = segments.system("look at memory of System V")? {
             return Err(not_in_place(format!("segment {id} of System V is gone")));
         }
         let drafts =
             drafts.into_iter().map(|draft| known.contains(&draft.whose.pid).then_some(draft));
-        Ok(Self { init: tree.init, snapshot, drafts: drafts.collect(), new, doors, names })
+        Ok(Self { init: tree.init, snapshot, drafts: drafts.collect(), new, doors, names, tables })
     }
 
     fn run(
@@ -207,7 +210,7 @@ impl<'a> Plan<'a> {
         }
         self.fill_mounts(chain)?;
         self.end_new(frozen, deadline)?;
-        let segments = segments::put_back(self.init, &self.snapshot.segments, chain);
+        let segments = segments::put_back(self.init, &self.tables, &self.snapshot.segments, chain);
         segments.system("write memory of System V")?;
         for (held, draft) in frozen.processes.iter_mut().zip(&mut self.drafts) {
             let Some(draft) = draft else { continue };

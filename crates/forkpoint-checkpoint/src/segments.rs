@@ -19,7 +19,7 @@ use crate::{
     restore::shared::{empty, fill_file},
     sys::{
         PAGE,
-        ipc::{self, Attached, Told, in_namespace_of},
+        ipc::{self, Attached, Tables, Told, in_namespace_of},
     },
 };
 
@@ -34,20 +34,23 @@ const FAR: u64 = 300_000;
 /// All segments of the sandbox, without what is in them.
 pub(crate) fn look(
     init: i32,
+    tables: &Tables,
     drafts: &[Draft],
     findings: &mut Findings,
 ) -> io::Result<Vec<(Segment, File)>> {
-    let (uids, gids) = (Ids::of(init, "uid_map")?, Ids::of(init, "gid_map")?);
+    for what in tables.others()? {
+        let why = "those of System V are not captured; remove them first (`ipcrm`)";
+        findings.refuse(&Whose { pid: 1, name: "init".to_owned() }, what, why);
+    }
+    let all = tables.segments()?;
+    if all.is_empty() {
+        return Ok(Vec::new());
+    }
     let all = in_namespace_of(init, || {
-        for (table, what) in [("sem", "semaphores"), ("msg", "a message queue")] {
-            if !ipc::table(table)?.is_empty() {
-                let why = "those of System V are not captured; remove them first (`ipcrm`)";
-                findings.refuse(&Whose { pid: 1, name: "init".to_owned() }, what, why);
-            }
-        }
         let open = |told: Told| Ok((told, Attached::new(told.id, told.len_bytes)?.file()?));
-        ipc::segments()?.into_iter().map(open).collect::<io::Result<Vec<_>>>()
+        all.into_iter().map(open).collect::<io::Result<Vec<_>>>()
     })?;
+    let (uids, gids) = (Ids::of(init, "uid_map")?, Ids::of(init, "gid_map")?);
     let mut kept = Vec::new();
     for (told, file) in all {
         let inside = |(uid, gid)| uids.inside(uid).zip(gids.inside(gid));
@@ -174,8 +177,8 @@ fn make(segment: &Segment) -> io::Result<()> {
 }
 
 /// Whether all of the image are still there. Says which is not.
-pub(crate) fn still_fit(init: i32, segments: &[Segment]) -> io::Result<Result<(), i32>> {
-    let now = in_namespace_of(init, ipc::segments)?;
+pub(crate) fn still_fit(tables: &Tables, segments: &[Segment]) -> io::Result<Result<(), i32>> {
+    let now = tables.segments()?;
     let is_there = |segment: &Segment| {
         let same = |told: &Told| {
             (told.id, told.key, told.len_bytes) == (segment.id, segment.key, segment.len_bytes)
@@ -187,9 +190,18 @@ pub(crate) fn still_fit(init: i32, segments: &[Segment]) -> io::Result<Result<()
 }
 
 /// Gives back what was in them, and removes what is new.
-pub(crate) fn put_back(init: i32, segments: &[Segment], chain: &Chain) -> io::Result<()> {
+pub(crate) fn put_back(
+    init: i32,
+    tables: &Tables,
+    segments: &[Segment],
+    chain: &Chain,
+) -> io::Result<()> {
+    let now = tables.segments()?;
+    if now.is_empty() {
+        return Ok(());
+    }
     in_namespace_of(init, || {
-        for told in ipc::segments()? {
+        for told in now {
             let Some(segment) = segments.iter().find(|segment| segment.id == told.id) else {
                 ipc::remove_segment(told.id)?;
                 continue;

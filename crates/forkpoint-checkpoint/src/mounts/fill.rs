@@ -19,8 +19,9 @@ use rustix::{
     io::Errno,
 };
 
-use super::{open_in, open_mount, walk};
+use super::{look, open_in, open_mount, walk};
 use crate::{
+    coverage::Findings,
     dump::proc::Ids,
     image::{Chain, EntryKind, KeptEntry, KeptMount},
     restore::shared,
@@ -59,6 +60,9 @@ pub(crate) fn fill_from_outside(
         let root = open(format!("/proc/{init}/root"), directory, Mode::empty())?;
         Ok((root, Ids::of(init, "uid_map")?, Ids::of(init, "gid_map")?))
     };
+    if is_as_it_was(init, mounts) {
+        return Ok(());
+    }
     let (root, users, groups) = open().map_err(|err| ("/".to_owned(), err))?;
     let owners = |uid, gid| users.outside(uid).zip(groups.outside(gid));
     let fill = || -> Result<(), (String, io::Error)> {
@@ -70,6 +74,28 @@ pub(crate) fn fill_from_outside(
     // Who one is for files belongs to a thread.
     std::thread::scope(|scope| scope.spawn(fill).join())
         .unwrap_or_else(|_| Err(("/".to_owned(), io::Error::other("it was not finished"))))
+}
+
+/// Whether there is nothing to do: nobody made anything there, then or since. What is in files is not looked at, so there
+/// must be none.
+fn is_as_it_was(init: i32, mounts: &[KeptMount]) -> bool {
+    let paths: Vec<&str> = mounts.iter().map(|mount| mount.path.as_str()).collect();
+    let is_file = |entry: &KeptEntry| matches!(entry.kind, EntryKind::File { .. });
+    if mounts.iter().flat_map(|mount| &mount.entries).any(is_file) {
+        return false;
+    }
+    let mut findings = Findings::default();
+    let Ok(now) = look(init, &paths, &mut findings) else { return false };
+    let same = |(one, other): (&KeptEntry, &KeptEntry)| {
+        // To look at a link is to access it.
+        one == &KeptEntry { times: [one.times[0], other.times[1]], ..other.clone() }
+    };
+    findings.verdict().is_ok()
+        && now.len() == mounts.len()
+        && now.iter().zip(mounts).all(|(now, kept)| {
+            now.entries.len() == kept.entries.len()
+                && now.entries.iter().zip(&kept.entries).all(same)
+        })
 }
 
 fn fill(mount: &OwnedFd, kept: &KeptMount, chain: &Chain, owners: Owners<'_>) -> io::Result<()> {

@@ -1,6 +1,11 @@
 //! Memory of System V: segments that have a number and no file.
 
-use std::{fs::File, io, os::fd::AsFd as _, slice};
+use std::{
+    fs::File,
+    io::{self, Read as _, Seek as _},
+    os::fd::AsFd as _,
+    slice,
+};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
@@ -33,28 +38,58 @@ pub(crate) fn in_namespace_of<T: Send>(
         .unwrap_or_else(|_| Err(io::Error::other("it was not finished")))
 }
 
-/// Rows of a table of this thread's namespace.
-pub(crate) fn table(name: &str) -> io::Result<Vec<String>> {
-    let text = super::read_text(format!("/proc/sysvipc/{name}"))?;
-    Ok(text.lines().skip(1).map(str::to_owned).collect())
+/// What the kernel tells of all that a namespace of System V has. Opened once, it can be read again and again by
+/// anybody: entering the namespace each time would take longer than everything else.
+#[derive(Debug)]
+pub(crate) struct Tables {
+    segments: File,
+    others: [(File, &'static str); 2],
 }
 
-pub(crate) fn segments() -> io::Result<Vec<Told>> {
-    let row = |row: String| {
-        let words: Vec<&str> = row.split_whitespace().collect();
-        let word = |at: usize| words.get(at).and_then(|word| word.parse::<i64>().ok());
-        let owner = |at: usize| Some((word(at)? as u32, word(at + 1)? as u32));
-        Some(Told {
-            key: word(0)? as i32,
-            id: word(1)? as i32,
-            mode: u32::from_str_radix(words.get(2)?, 8).ok()?,
-            len_bytes: word(3)? as u64,
-            owner: owner(7)?,
-            maker: owner(9)?,
+impl Tables {
+    pub(crate) fn of(pid: i32) -> io::Result<Self> {
+        in_namespace_of(pid, || {
+            let open = |name: &str| File::open(format!("/proc/sysvipc/{name}"));
+            let others = [(open("sem")?, "semaphores"), (open("msg")?, "a message queue")];
+            Ok(Self { segments: open("shm")?, others })
         })
-    };
-    let all = table("shm")?.into_iter().map(row).collect::<Option<_>>();
-    all.ok_or_else(|| io::Error::other("a segment is not understood"))
+    }
+
+    /// What there is besides segments.
+    pub(crate) fn others(&self) -> io::Result<Vec<&'static str>> {
+        let mut found = Vec::new();
+        for (table, what) in &self.others {
+            if !rows(table)?.is_empty() {
+                found.push(*what);
+            }
+        }
+        Ok(found)
+    }
+
+    pub(crate) fn segments(&self) -> io::Result<Vec<Told>> {
+        let row = |row: String| {
+            let words: Vec<&str> = row.split_whitespace().collect();
+            let word = |at: usize| words.get(at).and_then(|word| word.parse::<i64>().ok());
+            let owner = |at: usize| Some((word(at)? as u32, word(at + 1)? as u32));
+            Some(Told {
+                key: word(0)? as i32,
+                id: word(1)? as i32,
+                mode: u32::from_str_radix(words.get(2)?, 8).ok()?,
+                len_bytes: word(3)? as u64,
+                owner: owner(7)?,
+                maker: owner(9)?,
+            })
+        };
+        let all = rows(&self.segments)?.into_iter().map(row).collect::<Option<_>>();
+        all.ok_or_else(|| io::Error::other("a segment is not understood"))
+    }
+}
+
+fn rows(mut table: &File) -> io::Result<Vec<String>> {
+    let mut text = String::new();
+    table.rewind()?;
+    table.read_to_string(&mut text)?;
+    Ok(text.lines().skip(1).map(str::to_owned).collect())
 }
 
 /// A segment in the memory of this process.
