@@ -42,6 +42,8 @@ const TERMINAL: &str =
     "who looks at it is not captured; run it in `tmux`, or end that session first";
 
 const ELSEWHERE: &str = "its name leads elsewhere now: it was renamed, replaced or deleted";
+const NOT_YET: &str = "files are opened before the process is there that it tells of; \
+                       close it first, or try again when who reads it is done";
 
 /// Who has an open file under which number.
 type Holder = (i32, i32);
@@ -227,6 +229,9 @@ impl Files {
             Some(other) => other.clone(),
             None => return Err(format!("{ELSEWHERE}; close it first")),
         };
+        if tells_of_a_process(&path) {
+            return Err(NOT_YET.to_owned());
+        }
         let position = seen.info.position();
         Ok(FileKind::Path { path, position, directory, lock: None })
     }
@@ -426,4 +431,10 @@ fn deleted(seen: &Seen<'_>) -> Result<FileKind, String> {
         mode: seen.stat.st_mode & 0o7777,
         inode: seen.stat.st_ino,
     })
+}
+
+/// Of any process but the first, which is always there.
+fn tells_of_a_process(path: &str) -> bool {
+    let number = path.strip_prefix("/proc/").and_then(|rest| rest.split('/').next());
+    number.and_then(|number| number.parse::<u32>().ok()).is_some_and(|number| number != 1)
 }

@@ -72,6 +72,14 @@ fn a_file_that_was_replaced_is_refused() {
     assert!(found.reason.contains("its name leads elsewhere"), "{}", found.reason);
 }
 
+/// As `ps` has for a moment.
+#[test]
+fn what_tells_of_a_process_is_refused() {
+    let found = refused("kept = open('/proc/self/stat')");
+    assert_eq!(found.thing, "`/proc/2/stat` (descriptor 3)");
+    assert!(found.reason.contains("before the process is there"), "{}", found.reason);
+}
+
 #[test]
 fn locked_memory_is_refused() {
     let found = refused("m = ctypes.create_string_buffer(65536); assert libc.mlock(m, 8192) == 0");

@@ -95,8 +95,17 @@ impl Host {
         let place = store.incoming(snapshot).map_err(layer_error("keep processes"))?;
         let body = json!({ "CheckpointID": CHECKPOINT, "CheckpointDir": place, "Exit": false });
         let path = format!("/containers/{}/checkpoints", container.id());
-        let request = Request::new("POST", path).json(body).patience(Some(LONG));
-        self.engine.ask(request).await.map_err(refused)?;
+        let ask = || {
+            let request = Request::new("POST", path.clone()).json(body.clone());
+            self.engine.ask(request.patience(Some(LONG)))
+        };
+        // CRIU gives up after ten seconds, on a busy machine also where nothing is wrong. It leaves
+        // everything as it was.
+        let asked = match ask().await {
+            Err(HttpError::Refused { status: 500.., .. }) => ask().await,
+            asked => asked,
+        };
+        asked.map_err(refused)?;
         blocking(move || {
             let kept = store.keep_checkpoint(snapshot).map_err(layer_error("keep processes"))?;
             Ok(KeptProcesses { layer: kept.name, bytes: kept.size.bytes })

@@ -233,7 +233,7 @@ i=0
 while :; do
     i=$((i+1))
     seq -s ' ' 3000
-    echo \"$(tty) $(stty size) $(ps -o tpgid= -p $$ | tr -d ' ') $(ps -o pgid= -p $$ | tr -d ' ')\" > /tmp/t; mv /tmp/t /tmp/terminal
+    echo \"$(tty) $(stty size) $$\" > /tmp/t; mv /tmp/t /tmp/terminal
     echo $i > /tmp/c; mv /tmp/c /tmp/count
 done";
 
@@ -250,6 +250,8 @@ fn a_session_at_a_terminal_of_somebody_outside_goes_on() {
         sh(&*sandbox, "while ! [ -s /tmp/count ]; do sleep 0.01; done").await;
         let before = read_text(&*sandbox, "/tmp/terminal").await;
         assert!(before.starts_with("/dev/pts/0 31 87 "), "{before}");
+        let groups = "ps -o tpgid=,pgid= -p $(cut -d ' ' -f 4 /tmp/terminal)";
+        let in_front = sh(&*sandbox, groups).await;
         let artifact = seal_full(&*sandbox).await;
         let now = count(&*sandbox).await;
         counts_on(&*sandbox, now + 3).await;
@@ -259,6 +261,7 @@ fn a_session_at_a_terminal_of_somebody_outside_goes_on() {
             // More than any buffer holds: somebody reads it.
             counts_on(&*copy, now + 20).await;
             assert_eq!(read_text(&*copy, "/tmp/terminal").await, before);
+            assert_eq!(sh(&*copy, groups).await, in_front);
             // A copy of a copy is as good.
             let again = scene.restore(&seal_full(&*copy).await).await;
             let now = count(&*again).await;
