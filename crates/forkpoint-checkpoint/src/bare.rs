@@ -30,6 +30,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     CaptureSpec, Tree, capture,
+    error::with_causes,
     image::Chain,
     pager::{self, Guard, Memory, Pager},
     restore::Plan,
@@ -143,7 +144,7 @@ pub fn run_if_asked() {
     let spec = args.next().and_then(|text| serde_json::from_str::<BareSpec>(&text).ok());
     let result = spec.ok_or(io::ErrorKind::InvalidInput.into()).and_then(|spec| launch(&spec));
     if let Err(err) = &result {
-        println!("{}", told(err));
+        println!("{}", with_causes(err));
     }
     std::process::exit(i32::from(result.is_err()));
 }
@@ -161,19 +162,9 @@ fn capture_and_die(mut args: impl Iterator<Item = String>) -> ! {
         None => Ok(()),
     });
     if let Err(err) = &result {
-        println!("{}", told(err));
+        println!("{}", with_causes(err));
     }
     std::process::exit(i32::from(result.is_err()));
-}
-
-fn told(err: &dyn std::error::Error) -> String {
-    let mut text = err.to_string();
-    let mut cause = err.source();
-    while let Some(err) = cause {
-        text = format!("{text}: {err}");
-        cause = err.source();
-    }
-    text
 }
 
 fn launch(spec: &BareSpec) -> io::Result<()> {
@@ -198,7 +189,7 @@ fn launch(spec: &BareSpec) -> io::Result<()> {
     let Some(pid) = task::fork_into(namespaces as u64)? else {
         drop((writer, started));
         let Err(err) = live(spec, plan.as_ref(), reader, starting);
-        println!("{}", told(&err));
+        println!("{}", with_causes(&err));
         std::process::exit(1);
     };
     drop((reader, starting));

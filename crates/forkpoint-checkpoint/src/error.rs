@@ -92,3 +92,14 @@ impl<T, E: Into<io::Error>> Doing<T> for std::result::Result<T, E> {
         self.map_err(|source| Error::File { doing, path: path.into(), source: source.into() })
     }
 }
+
+/// For who is told in words: an error with all that led to it.
+pub(crate) fn with_causes(err: &dyn std::error::Error) -> String {
+    let mut text = err.to_string();
+    let mut cause = err.source();
+    while let Some(err) = cause {
+        text = format!("{text}: {err}");
+        cause = err.source();
+    }
+    text
+}

@@ -16,7 +16,7 @@ use crate::{
     arch,
     coverage::{Findings, Whose},
     dump::{self, CaptureSpec, Connections, Draft, Looked, maps::Maps, shared::Door},
-    error::{Doing as _, Error, Result},
+    error::{Doing as _, Error, Result, with_causes},
     freeze::{Frozen, Held, Tree, freeze},
     image::{Alive, Chain, MemoryId, Process, Snapshot},
     mounts::{self, Names},
@@ -73,7 +73,7 @@ impl Tracker {
         if let Err(err) = result {
             self.forget();
             end_all(&mut frozen);
-            let why = told(&err);
+            let why = with_causes(&err);
             return Err(not_in_place(format!("a step failed and the processes were ended: {why}")));
         }
         frozen.thaw();
@@ -103,17 +103,6 @@ fn end(held: &mut Held, deadline: Deadline) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// With its causes: it is the end of a chain.
-fn told(err: &dyn std::error::Error) -> String {
-    let mut text = err.to_string();
-    let mut cause = err.source();
-    while let Some(err) = cause {
-        text = format!("{text}: {err}");
-        cause = err.source();
-    }
-    text
 }
 
 /// What is to be done, decided before anything is.
