@@ -410,14 +410,13 @@ fn is_open(name: &str) -> bool {
     links.map(|link| link.display().to_string()).any(|link| link.contains(name))
 }
 
-#[test]
-fn a_large_process_finds_all_of_its_memory() {
-    let Some(scene) = Scene::new(true) else { return };
-    scene.run(async {
-        let sandbox = scene.create().await;
-        let script = "
+/// A program with so many megabytes, no two pages of which are the same. Asked by `/tmp/tell`, it tells whether
+/// all of them are as they were.
+pub(super) fn with_heap(megabytes: usize) -> String {
+    format!(
+        "
 import os, time, zlib
-heap = bytearray(os.urandom(1 << 20)) * 96
+heap = bytearray(os.urandom(1 << 20)) * {megabytes}
 for at in range(0, len(heap), 4096): heap[at:at + 8] = at.to_bytes(8, 'little')
 before = zlib.crc32(heap)
 if os.fork(): os._exit(0)
@@ -427,21 +426,32 @@ same = before == zlib.crc32(heap)
 with open('/tmp/told.new', 'w') as file: file.write(str(same))
 os.rename('/tmp/told.new', '/tmp/told')
 time.sleep(1000)
-";
-        python(&*sandbox, script).await;
+"
+    )
+}
+
+/// Asks it.
+pub(super) async fn heap_is_whole(sandbox: &dyn Sandbox) {
+    write(sandbox, "/tmp/tell", "").await.unwrap();
+    sh(sandbox, "while ! [ -e /tmp/told ]; do sleep 0.01; done").await;
+    assert_eq!(read_text(sandbox, "/tmp/told").await, "True");
+}
+
+#[test]
+fn a_large_process_finds_all_of_its_memory() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = scene.create().await;
+        python(&*sandbox, &with_heap(96)).await;
         let artifact = seal_full(&*sandbox).await;
         let copies = [scene.restore(&artifact).await, scene.restore(&artifact).await];
         for copy in &copies {
-            write(&**copy, "/tmp/tell", "").await.unwrap();
-            sh(&**copy, "while ! [ -e /tmp/told ]; do sleep 0.01; done").await;
-            assert_eq!(read_text(&**copy, "/tmp/told").await, "True");
+            heap_is_whole(&**copy).await;
         }
         // Also when it is on its way.
         let copy = scene.restore(&artifact).await;
         let again = scene.restore(&seal_full(&*copy).await).await;
-        write(&*again, "/tmp/tell", "").await.unwrap();
-        sh(&*again, "while ! [ -e /tmp/told ]; do sleep 0.01; done").await;
-        assert_eq!(read_text(&*again, "/tmp/told").await, "True");
+        heap_is_whole(&*again).await;
     });
 }
 

@@ -9,8 +9,8 @@ use forkpoint_core::{
 use futures::future::{join_all, try_join_all};
 
 use super::{
-    full::{count, counting, counts_on, seal_full, try_seal_full},
-    scene::{Scene, python, read_text, sh, spec, with_causes, write},
+    full::{count, counting, counts_on, heap_is_whole, seal_full, try_seal_full, with_heap},
+    scene::{Scene, python, read_text, sh, spec, with_causes},
 };
 
 #[test]
@@ -75,35 +75,19 @@ fn a_sandbox_near_its_limit_of_memory_is_kept_and_comes_back() {
     let limited = SandboxSpec { resources, ..spec() };
     scene.run(async {
         let sandbox = scene.create_as(&limited).await;
-        let script = "
-import os, time, zlib
-heap = bytearray(os.urandom(1 << 20)) * 140
-before = zlib.crc32(heap)
-if os.fork(): os._exit(0)
-for fd in (0, 1, 2): os.dup2(os.open('/dev/null', os.O_RDWR), fd)
-while not os.path.exists('/tmp/tell'): time.sleep(0.001)
-same = before == zlib.crc32(heap)
-with open('/tmp/told.new', 'w') as file: file.write(str(same))
-os.rename('/tmp/told.new', '/tmp/told')
-time.sleep(1000)
-";
-        python(&*sandbox, script).await;
+        python(&*sandbox, &with_heap(140)).await;
         let first = seal_full(&*sandbox).await;
         let second = seal_full(&*sandbox).await;
         for artifact in [first, second] {
             let id = scene.new_id();
             let copy = scene.driver.restore(id, &limited, &artifact).await.unwrap();
             scene.note(id);
-            write(&*copy, "/tmp/tell", "").await.unwrap();
-            sh(&*copy, "while ! [ -e /tmp/told ]; do sleep 0.01; done").await;
-            assert_eq!(read_text(&*copy, "/tmp/told").await, "True");
+            heap_is_whole(&*copy).await;
             let usage = scene.driver.usage(id).await.unwrap();
             assert_eq!(usage.killed_for_memory.unwrap_or(0), 0);
             scene.driver.destroy(id).await.unwrap();
         }
-        write(&*sandbox, "/tmp/tell", "").await.unwrap();
-        sh(&*sandbox, "while ! [ -e /tmp/told ]; do sleep 0.01; done").await;
-        assert_eq!(read_text(&*sandbox, "/tmp/told").await, "True");
+        heap_is_whole(&*sandbox).await;
     });
 }
 
