@@ -20,7 +20,7 @@ use crate::{
     error::{Doing as _, Error, Result},
     freeze::{Frozen, Held, Tree, freeze},
     hand::{Reins, quiet_signal},
-    image::{Alive, Chain, FileKind, Machine, MappingKind, MemoryId, Process, Snapshot},
+    image::{Alive, Chain, FileKind, Machine, MappingKind, MemoryId, OpenFile, Process, Snapshot},
     mounts::Names,
     pager::Pager,
     ranges::Range,
@@ -77,6 +77,29 @@ pub(crate) struct Numbers {
     end: i32,
 }
 
+/// How many descriptors its opener has of a file until all are placed, at most.
+fn kept_open(file: &OpenFile) -> i32 {
+    match file.kind {
+        FileKind::Pipe { .. } | FileKind::Client { .. } => 2,
+        FileKind::Pair { .. }
+        | FileKind::Connection(_)
+        | FileKind::Fifo { .. }
+        | FileKind::Deleted { .. } => 1,
+        FileKind::Path { .. }
+        | FileKind::Memory { .. }
+        | FileKind::Event { .. }
+        | FileKind::Timer { .. }
+        | FileKind::Signal { .. }
+        | FileKind::Poll { .. }
+        | FileKind::Listener(_)
+        | FileKind::Datagram(_)
+        | FileKind::Process { .. }
+        | FileKind::Watch { .. }
+        | FileKind::Master { .. }
+        | FileKind::Terminal { .. } => 0,
+    }
+}
+
 impl Numbers {
     const LOWEST: i32 = 64;
     const SPARE: i32 = 32;
@@ -92,8 +115,10 @@ impl Numbers {
         // Nor may the images' own be overwritten before they are copied.
         let of_images = chain.images().iter().map(|image| image.pages.as_raw_fd()).max();
         let in_use = highest.max(of_images).max(highest_open());
-        // Room for what this process opens until then, which takes the lowest numbers.
-        let base = in_use.map_or(0, |number| number + Self::SPARE).max(Self::LOWEST);
+        // Room for what this process opens until then, which takes the lowest numbers: what it keeps open of
+        // one file must not stand where another is placed.
+        let spare = Self::SPARE + snapshot.files.iter().map(kept_open).sum::<i32>();
+        let base = in_use.map_or(0, |number| number + spare).max(Self::LOWEST);
         let mut mapped: BTreeMap<String, (i32, bool)> = BTreeMap::new();
         for alive in alive() {
             mapped.entry(alive.space.exe.clone()).or_default();

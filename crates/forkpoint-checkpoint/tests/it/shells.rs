@@ -135,6 +135,33 @@ fn nothing_is_lost_or_doubled_in_a_pipe() {
     assert_eq!(place.read("wrong"), "");
 }
 
+/// More than one process has numbers for.
+#[test]
+fn pipes_of_many_processes_stay_apart() {
+    let mut place = Place::new();
+    let sandbox = place.python(
+        "import os, time\n\
+         me = 0\n\
+         for child in range(1, 8):\n    if os.fork() == 0: me = child; break\n\
+         pipes = [os.pipe() for _ in range(40)]\n\
+         for i, (_, w) in enumerate(pipes): os.write(w, f'{me} {i}'.encode())\n\
+         open(f'/mnt/ready{me}', 'w').write('1')\n\
+         while not os.path.exists('/mnt/go'): time.sleep(0.005)\n\
+         for i, (r, w) in enumerate(pipes):\n    os.close(w); assert os.read(r, 99) == f'{me} {i}'.encode() and os.read(r, 99) == b'', (me, i)\n\
+         open(f'/mnt/answer{me}', 'w').write('good.')\n\
+         time.sleep(1000)\n",
+    );
+    until("all are there", || (place.ready() == 8).then_some(()));
+    place.capture(&sandbox);
+    drop(sandbox);
+    let _copy = place.restore();
+    place.put("go", "");
+    for child in 0..8 {
+        let answer = format!("answer{child}");
+        until("an answer", || (place.read(&answer) == "good.").then_some(()));
+    }
+}
+
 /// Whose session and group leaders are gone, as daemons have it.
 #[test]
 fn who_outlived_his_session_comes_back_in_it() {
