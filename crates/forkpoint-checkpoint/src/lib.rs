@@ -9,7 +9,7 @@
 //! | read it back, checked | [`Chain::open`] |
 //! | bring it back in a new sandbox | [`restore::Plan`] |
 //! | let large processes run before all their memory is there | [`pager`] |
-//! | go back to it in place | [`Tracker::rollback`] |
+//! | go back to it in place | [`Tracker::rollback`], or [`rollback()`] for a small tree |
 //!
 //! It needs the rights to trace the tree: root's, or those over the tree's user namespace.
 
@@ -36,6 +36,6 @@ pub use self::{
     error::{Error, Refusal, Refusals, Result},
     freeze::Tree,
     image::{Chain, ImageError, ImageId},
-    rollback::RolledBack,
+    rollback::{Files, RolledBack, rollback},
     track::{Handle, Tracker},
 };

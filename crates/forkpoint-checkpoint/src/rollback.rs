@@ -47,38 +47,84 @@ fn not_in_place(why: impl Into<String>) -> Error {
     Error::NotInPlace { why: why.into() }
 }
 
+/// What belongs to a tree and is not in the image: the files of its sandbox. A closure that needs no look is one too.
+pub trait Files {
+    /// Nothing runs, and nothing was touched. Answers why they cannot go back in place, if that is so.
+    fn look(&mut self, snapshot: &Snapshot) -> io::Result<Option<String>>;
+
+    /// Nothing runs. What fails here ends the processes.
+    fn put_back(&mut self) -> io::Result<()>;
+}
+
+impl<F: FnMut() -> io::Result<()>> Files for F {
+    fn look(&mut self, _: &Snapshot) -> io::Result<Option<String>> {
+        Ok(None)
+    }
+
+    fn put_back(&mut self) -> io::Result<()> {
+        self()
+    }
+}
+
 impl Tracker {
     /// Brings `tree` back to the newest image of `chain`, which must be the one that was noted last. The
-    /// files of the sandbox are the caller's business, in `moment`, while nothing runs.
+    /// cost follows what was written since.
     pub fn rollback(
         &mut self,
         tree: &Tree,
         chain: &Chain,
         spec: &CaptureSpec,
-        moment: impl FnOnce() -> io::Result<()>,
+        files: impl Files,
     ) -> Result<RolledBack> {
         if self.base() != Some(chain.top().id) {
             return Err(not_in_place("what changed since this image is not known"));
         }
-        let tables = dump::tables(tree)?;
-        let start = sys::now();
-        let deadline = Deadline::after(spec.patience);
-        // Who dies with half of it done must not leave it running.
-        let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP | ptrace::EXIT_KILL, deadline)?;
-        let plan = Plan::new(self, tree, spec, chain, tables, &mut frozen)?;
-        let result = plan.run(self, chain, &mut frozen, deadline).and_then(|done| {
-            moment().system("do what was to be done meanwhile")?;
-            Ok(done)
-        });
-        if let Err(err) = result {
-            self.forget();
-            end_all(&mut frozen);
-            let why = with_causes(&err);
-            return Err(not_in_place(format!("a step failed and the processes were ended: {why}")));
-        }
-        frozen.thaw();
-        result.map(|done| RolledBack { pause: sys::now().saturating_sub(start), ..done })
+        go_back(Some(self), tree, chain, spec, files)
     }
+}
+
+/// Brings `tree` back to the newest image of `chain`. What was written since is not known, so all of its memory is
+/// written: for small trees.
+pub fn rollback(
+    tree: &Tree,
+    chain: &Chain,
+    spec: &CaptureSpec,
+    files: impl Files,
+) -> Result<RolledBack> {
+    go_back(None, tree, chain, spec, files)
+}
+
+fn go_back(
+    mut tracker: Option<&mut Tracker>,
+    tree: &Tree,
+    chain: &Chain,
+    spec: &CaptureSpec,
+    mut files: impl Files,
+) -> Result<RolledBack> {
+    let tables = dump::tables(tree)?;
+    let start = sys::now();
+    let deadline = Deadline::after(spec.patience);
+    // Who dies with half of it done must not leave it running.
+    let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP | ptrace::EXIT_KILL, deadline)?;
+    let plan = Plan::new(tracker.as_deref(), tree, spec, chain, tables, &mut frozen)?;
+    if let Some(why) = files.look(&chain.top().snapshot).system("look at the files")? {
+        return Err(not_in_place(why));
+    }
+    let result = plan.run(tracker.as_deref_mut(), chain, &mut frozen, deadline);
+    let result = result.and_then(|done| {
+        files.put_back().system("put the files back")?;
+        Ok(done)
+    });
+    if let Err(err) = result {
+        if let Some(tracker) = tracker {
+            tracker.forget();
+        }
+        end_all(&mut frozen);
+        let why = with_causes(&err);
+        return Err(not_in_place(format!("a step failed and the processes were ended: {why}")));
+    }
+    frozen.thaw();
+    result.map(|done| RolledBack { pause: sys::now().saturating_sub(start), ..done })
 }
 
 /// Who is traced and dead stays until its tracer has asked for it, and process 1 waits for that.
@@ -122,7 +168,7 @@ struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     fn new(
-        tracker: &Tracker,
+        tracker: Option<&Tracker>,
         tree: &Tree,
         spec: &CaptureSpec,
         chain: &'a Chain,
@@ -164,7 +210,7 @@ impl<'a> Plan<'a> {
                     draft.whose.pid,
                     inside.get(&draft.parent_outside).copied().unwrap_or(1),
                 ));
-            } else if tracker.tracked(held.pid).is_none() {
+            } else if tracker.is_some_and(|tracker| tracker.tracked(held.pid).is_none()) {
                 return Err(not_in_place("its memory is not tracked any more"));
             }
         }
@@ -184,7 +230,7 @@ impl<'a> Plan<'a> {
 
     fn run(
         mut self,
-        tracker: &mut Tracker,
+        mut tracker: Option<&mut Tracker>,
         chain: &Chain,
         frozen: &mut Frozen,
         deadline: Deadline,
@@ -210,7 +256,8 @@ impl<'a> Plan<'a> {
                 self.new.iter().filter(|(_, parent)| *parent == pid).map(|(child, _)| *child);
             let ended: Vec<i32> = ended.collect();
             forget_children(held, draft, &ended).doing("forget the children", pid)?;
-            done.memory_bytes += back(tracker, chain, held, draft, alive, &self.names)?;
+            done.memory_bytes +=
+                back(tracker.as_deref_mut(), chain, held, draft, alive, &self.names)?;
         }
         Ok(done)
     }
@@ -277,7 +324,7 @@ fn still_fits(process: &Process, alive: &Alive, draft: &Draft) -> Result<()> {
 
 /// One process goes back. Returns how much memory was touched.
 fn back(
-    tracker: &mut Tracker,
+    tracker: Option<&mut Tracker>,
     chain: &Chain,
     held: &mut Held,
     draft: &mut Draft,
@@ -293,7 +340,8 @@ fn back(
     let maps = Maps::of(held.pid, names, &whose, &mut Findings::default());
     let mut maps = maps.doing("read the mappings", pid)?;
     maps.mappings.retain(|mapping| mapping.end <= area.0 || area.1 <= mapping.start);
-    let mut plan = MemoryPlan::new(held, alive, &maps.mappings).doing("look at the memory", pid)?;
+    let mut plan = MemoryPlan::new(held, alive, &maps.mappings, tracker.is_some())
+        .doing("look at the memory", pid)?;
     if let Some(why) = plan.unfit.take() {
         return Err(not_in_place(why));
     }
@@ -308,7 +356,9 @@ fn back(
     }
     let touched = plan.write(held, chain, alive, pid).doing("write the memory", pid)?;
     files::positions(held, alive, snapshot).doing("set places in files", pid)?;
-    plan.track(tracker, held, alive).doing("track the memory", pid)?;
+    if let Some(tracker) = tracker {
+        plan.track(tracker, held, alive).doing("track the memory", pid)?;
+    }
     registers(held, draft, alive).doing("set the registers", pid)?;
     Ok(touched)
 }

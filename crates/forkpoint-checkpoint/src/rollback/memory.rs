@@ -31,8 +31,25 @@ fn same(one: &Mapping, other: &Mapping) -> bool {
         == (other.start, other.end, other.access, &other.kind)
 }
 
+/// What others see too goes back with them.
+fn is_private(mapping: &Mapping) -> bool {
+    match mapping.kind {
+        MappingKind::Anonymous { .. }
+        | MappingKind::Private { .. }
+        | MappingKind::Memory { private: true, .. } => true,
+        MappingKind::Shared { .. }
+        | MappingKind::Segment { .. }
+        | MappingKind::Memory { private: false, .. } => false,
+    }
+}
+
 impl MemoryPlan {
-    pub(super) fn new(held: &Held, alive: &Alive, now: &[Mapping]) -> io::Result<Self> {
+    pub(super) fn new(
+        held: &Held,
+        alive: &Alive,
+        now: &[Mapping],
+        is_tracked: bool,
+    ) -> io::Result<Self> {
         let mut plan = Self::default();
         let pagemap = File::open(format!("/proc/{}/pagemap", held.pid))?;
         let kept = |mapping: &Mapping| alive.mappings.iter().any(|was| same(was, mapping));
@@ -49,11 +66,16 @@ impl MemoryPlan {
                 }
                 continue;
             }
-            if !is_trackable(was) {
+            if !is_private(was) {
                 continue;
             }
             let range = (was.start, was.end);
-            let Some(written) = written(&pagemap, range)? else {
+            // What could not be written to when the image was made may have been open for a while since.
+            let written = match is_tracked && is_trackable(was) {
+                true => written(&pagemap, range)?,
+                false => Some(vec![range]),
+            };
+            let Some(written) = written else {
                 plan.unfit = Some(format!("memory at {:#x} is not tracked any more", was.start));
                 continue;
             };
@@ -131,8 +153,8 @@ impl MemoryPlan {
             tracked.begin(&alive.mappings[*index], &pagemap)?;
         }
         for (index, refilled) in &self.refill {
-            if !refilled.is_empty() {
-                let mapping = &alive.mappings[*index];
+            let mapping = &alive.mappings[*index];
+            if !refilled.is_empty() && is_trackable(mapping) {
                 written(&pagemap, (mapping.start, mapping.end))?;
             }
         }

@@ -1,6 +1,10 @@
 //! Back in place.
 
-use forkpoint_checkpoint::{CaptureSpec, Chain, Error, Tracker, Tree, bare::Bare};
+use std::{cell::Cell, io};
+
+use forkpoint_checkpoint::{
+    CaptureSpec, Chain, Error, Files, Tracker, Tree, bare::Bare, capture, image::Snapshot, rollback,
+};
 
 use crate::place::{Place, until};
 
@@ -99,6 +103,113 @@ fn a_process_goes_back_again_and_again() {
     until("the copy runs", || place.read("now").starts_with("1 ").then_some(()));
 }
 
+/// All of its memory is written, since nobody knows what changed.
+#[test]
+fn a_process_that_nobody_tracks_goes_back_too() {
+    let mut place = Place::new();
+    std::fs::create_dir(place.work().join("sub")).unwrap();
+    let sandbox = place.python(CHANGING);
+    until("it runs", || Some(place.read("now")).filter(|text| text.ends_with('.')));
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    let captured = until("it is at rest", || {
+        let captured = capture(&tree, &spec, || Ok(())).unwrap();
+        let names = captured.snapshot.files.iter().map(|file| format!("{:?}", file.kind));
+        (!names.into_iter().any(|name| name.contains("/mnt/now.new") || name.contains("/mnt/want")))
+            .then_some(captured)
+    });
+    place.write(&captured);
+    let before = place.read("now");
+    let chain = Chain::open(place.images.clone()).unwrap();
+    let first = ask(&place, 1);
+    for round in 0..5 {
+        let done = rollback(&tree, &chain, &spec, || Ok(())).unwrap();
+        assert!(done.ended == 1 && done.memory_bytes > 8 << 20, "{done:?}");
+        place.put("now", "");
+        let now = until("it runs", || Some(place.read("now")).filter(|text| text.ends_with('.')));
+        assert_eq!(now, before, "round {round}");
+        assert_eq!(ask(&place, 1), first, "round {round}");
+    }
+}
+
+fn tells(place: &Place, text: &[u8; 9]) {
+    place.put("ask", "");
+    let name: String = text.iter().map(|byte| format!("{byte:02x}")).collect();
+    until("it tells", || place.work().join(&name).exists().then_some(()));
+    std::fs::remove_file(place.work().join(name)).unwrap();
+}
+
+/// As a library's tables are, which only its loader writes to.
+#[test]
+fn what_may_only_be_read_then_and_now_goes_back() {
+    const PROTECTED: &str = "
+import ctypes, mmap, os, time
+libc = ctypes.CDLL(None)
+m = mmap.mmap(-1, 8192, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+address = ctypes.addressof(ctypes.c_char.from_buffer(m))
+def may(access): assert libc.mprotect(ctypes.c_void_p(address), 8192, access) == 0
+m[0:5] = b'first'; may(0)
+while True:
+    if os.path.exists('/mnt/go'):
+        may(3); m[0:5] = b'other'; m[4096:4100] = b'more'; may(0)
+        os.remove('/mnt/go')
+    if os.path.exists('/mnt/ask'):
+        os.remove('/mnt/ask')
+        may(1); told = m[0:5] + m[4096:4100]; may(0)
+        os.close(os.open('/mnt/' + told.hex(), os.O_CREAT))
+    time.sleep(0.001)
+";
+    for tracked in [true, false] {
+        let mut place = Place::new();
+        let sandbox = place.python(PROTECTED);
+        tells(&place, b"first\0\0\0\0");
+        let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+        let mut tracker = Tracker::new();
+        let captured = tracker.capture(&tree, &spec, || Ok(())).unwrap();
+        tracker.note(place.write(&captured));
+        let chain = Chain::open(place.images.clone()).unwrap();
+        place.put("go", "");
+        until("it is written", || (!place.work().join("go").exists()).then_some(()));
+        tells(&place, b"othermore");
+        match tracked {
+            true => tracker.rollback(&tree, &chain, &spec, || Ok(())).unwrap(),
+            false => rollback(&tree, &chain, &spec, || Ok(())).unwrap(),
+        };
+        tells(&place, b"first\0\0\0\0");
+    }
+}
+
+/// Files that do not fit keep everything as it is.
+#[test]
+fn files_are_looked_at_before_anything_is_touched() {
+    struct Unfit<'a>(&'a Cell<bool>);
+    impl Files for Unfit<'_> {
+        fn look(&mut self, _: &Snapshot) -> io::Result<Option<String>> {
+            Ok(Some("there are too many of them".to_owned()))
+        }
+
+        fn put_back(&mut self) -> io::Result<()> {
+            self.0.set(true);
+            Ok(())
+        }
+    }
+    let mut place = Place::new();
+    let sandbox = place.python(CHANGING);
+    until("it runs", || Some(place.read("now")).filter(|text| text.ends_with('.')));
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    let captured = capture(&tree, &spec, || Ok(())).unwrap();
+    place.write(&captured);
+    let chain = Chain::open(place.images.clone()).unwrap();
+    let touched = Cell::new(false);
+    let err = until("it is tried", || {
+        let err = rollback(&tree, &chain, &spec, Unfit(&touched)).unwrap_err();
+        (!err.to_string().contains("as descriptor")).then_some(err)
+    });
+    assert!(err.to_string().contains("too many of them"), "{err}");
+    assert!(!touched.get());
+    place.put("now", "");
+    until("it goes on", || Some(place.read("now")).filter(|text| text.ends_with('.')));
+}
+
 #[test]
 fn a_tree_that_no_longer_fits_is_left_as_it_is() {
     let mut place = Place::new();
@@ -172,15 +283,14 @@ fn a_rollback_that_fails_half_way_ends_the_processes_and_nobody_hangs() {
     let captured = tracker.capture(&tree, &spec, || Ok(())).unwrap();
     tracker.note(place.write(&captured));
     let chain = Chain::open(place.images.clone()).unwrap();
-    let failing = || Err(std::io::Error::other("no files today"));
+    let failing = || Err(io::Error::other("no files today"));
     let err = until("it is tried", || {
         let err = tracker.rollback(&tree, &chain, &spec, failing).unwrap_err();
         // While it writes, it has a file open that it had not before.
         (!err.to_string().contains("as descriptor")).then_some(err)
     });
     assert!(
-        err.to_string()
-            .contains("ended: failed to do what was to be done meanwhile: no files today"),
+        err.to_string().contains("ended: failed to put the files back: no files today"),
         "{err}"
     );
     until("they are gone", || (processes(&sandbox) == 1).then_some(()));
