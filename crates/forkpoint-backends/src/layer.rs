@@ -10,6 +10,7 @@
 //! Everything here blocks; call it from a thread that may.
 
 mod attributes;
+mod back;
 mod capture;
 mod changed;
 mod copy;
@@ -46,6 +47,7 @@ use std::{
 };
 
 pub(crate) use attributes::{OF_THE_MACHINE, all_attributes};
+pub use back::{Back, BackSpec};
 pub use capture::{CaptureSpec, UpperState, describe_upper, root_print};
 pub use changed::{Moment, changed_since};
 pub(crate) use copy::copy_bytes;

@@ -281,14 +281,7 @@ fn seize(pid: i32, tid: i32, options: u64, attached: &HashSet<i32>) -> Result<bo
     if attached.contains(&tid) {
         return Ok(true);
     }
-    let mut result = ptrace::seize(tid, options);
-    // A kernel that cannot suspend filters says the first; one who is under a filter himself hears the second.
-    let unsuspended =
-        |err: &io::Error| matches!(err.raw_os_error(), Some(libc::EINVAL | libc::EPERM));
-    if options & ptrace::SUSPEND_SECCOMP != 0 && result.as_ref().is_err_and(unsuspended) {
-        result = ptrace::seize(tid, options & !ptrace::SUSPEND_SECCOMP);
-    }
-    match result {
+    match with_or_without_filters(options, |options| ptrace::seize(tid, options)) {
         Ok(()) => Ok(true),
         Err(_) if is_dead(tid) => Ok(false),
         Err(source) if source.raw_os_error() == Some(libc::EPERM) && is_traced(tid) => {
@@ -296,6 +289,18 @@ fn seize(pid: i32, tid: i32, options: u64, attached: &HashSet<i32>) -> Result<bo
             Err(Error::Restless { pid, why })
         }
         Err(source) => Err(Error::Process { doing: "trace a task", pid, source }),
+    }
+}
+
+fn with_or_without_filters(options: u64, set: impl Fn(u64) -> io::Result<()>) -> io::Result<()> {
+    // A kernel that cannot suspend filters says the first; one who is under a filter himself hears the second.
+    let unsuspended =
+        |err: &io::Error| matches!(err.raw_os_error(), Some(libc::EINVAL | libc::EPERM));
+    match set(options) {
+        Err(err) if options & ptrace::SUSPEND_SECCOMP != 0 && unsuspended(&err) => {
+            set(options & !ptrace::SUSPEND_SECCOMP)
+        }
+        result => result,
     }
 }
 
@@ -395,6 +400,18 @@ impl Frozen {
         let aside: Vec<Held> = aside;
         self.bystanders.extend(aside);
         self.processes = rest;
+    }
+
+    /// From now on, our death is the death of all of them, and of process 1.
+    pub(crate) fn bind(&self) -> Result<()> {
+        let options = ptrace::SUSPEND_SECCOMP | ptrace::EXIT_KILL;
+        for held in self.processes.iter().chain(&self.bystanders) {
+            for task in &held.tasks {
+                let set = |options| ptrace::set_options(task.tid, options);
+                with_or_without_filters(options, set).doing("bind a task to us", held.pid)?;
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn thaw(mut self) {

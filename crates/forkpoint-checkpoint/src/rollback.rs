@@ -104,12 +104,13 @@ fn go_back(
     let tables = dump::tables(tree)?;
     let start = sys::now();
     let deadline = Deadline::after(spec.patience);
-    // Who dies with half of it done must not leave it running.
-    let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP | ptrace::EXIT_KILL, deadline)?;
+    let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
     let plan = Plan::new(tracker.as_deref(), tree, spec, chain, tables, &mut frozen)?;
     if let Some(why) = files.look(&chain.top().snapshot).system("look at the files")? {
         return Err(not_in_place(why));
     }
+    // Who dies with half of it done must not leave it running.
+    frozen.bind()?;
     let result = plan.run(tracker.as_deref_mut(), chain, &mut frozen, deadline);
     let result = result.and_then(|done| {
         files.put_back().system("put the files back")?;

@@ -252,6 +252,10 @@ fn leads_nowhere(err: &io::Error) -> bool {
 }
 
 fn facts(stat: &Stat, mount: usize, level: usize) -> ViewFacts {
+    ViewFacts { facts: facts_of(stat), inode: (stat.st_dev, stat.st_ino), mount, level }
+}
+
+pub(super) fn facts_of(stat: &Stat) -> FileFacts {
     let kind = match FileType::from_raw_mode(stat.st_mode) {
         FileType::RegularFile => FileKind::File,
         FileType::Directory => FileKind::Directory,
@@ -264,7 +268,7 @@ fn facts(stat: &Stat, mount: usize, level: usize) -> ViewFacts {
     let has_length = matches!(kind, FileKind::File | FileKind::Symlink);
     let is_device = matches!(kind, FileKind::CharDevice | FileKind::BlockDevice);
     let nanoseconds = i32::try_from(stat.st_mtime_nsec).unwrap_or_default();
-    let facts = FileFacts {
+    FileFacts {
         kind,
         mode: stat.st_mode & 0o7777,
         uid: stat.st_uid,
@@ -272,8 +276,7 @@ fn facts(stat: &Stat, mount: usize, level: usize) -> ViewFacts {
         len_bytes: if has_length { u64::try_from(stat.st_size).unwrap_or_default() } else { 0 },
         modified: Timestamp::new(stat.st_mtime, nanoseconds).unwrap_or_default(),
         device: if is_device { stat.st_rdev } else { 0 },
-    };
-    ViewFacts { facts, inode: (stat.st_dev, stat.st_ino), mount, level }
+    }
 }
 
 fn starts_with(names: &[CString], name: &CStr, depth: usize) -> bool {

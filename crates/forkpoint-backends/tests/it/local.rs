@@ -23,6 +23,7 @@ mod full_disk;
 mod full_faults;
 mod hostile;
 mod images;
+mod in_place;
 mod limits;
 mod looks;
 mod postgres;

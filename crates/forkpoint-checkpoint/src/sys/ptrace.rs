@@ -9,6 +9,7 @@ use super::{check, step};
 const GETREGSET: i64 = 0x4204;
 const SETREGSET: i64 = 0x4205;
 const SEIZE: i64 = 0x4206;
+const SET_OPTIONS: i64 = 0x4200;
 const INTERRUPT: i64 = 0x4207;
 const PEEKSIGINFO: i64 = 0x4209;
 const GETSIGMASK: i64 = 0x420a;
@@ -35,6 +36,11 @@ fn request(request: i64, tid: i32, address: u64, data: u64) -> io::Result<i64> {
 
 pub(crate) fn seize(tid: i32, options: u64) -> io::Result<()> {
     request(SEIZE, tid, 0, options).map(drop)
+}
+
+/// Of a task that stands.
+pub(crate) fn set_options(tid: i32, options: u64) -> io::Result<()> {
+    request(SET_OPTIONS, tid, 0, options).map(drop)
 }
 
 pub(crate) fn interrupt(tid: i32) -> io::Result<()> {

@@ -131,6 +131,47 @@ fn counts_on(home: &Home, sandbox: &str) {
     assert!(until(|| count() > now), "{sandbox} does not count");
 }
 
+/// Waits without a process of its own and touches nothing, so that it is the same process that goes back in place.
+const WAITING: &str = "mkfifo /srv/ask; exec bash -c 'exec 3<>/srv/ask; i=0; while :; do i=$((i+1)); \
+                       read -t 0.02 -u 3 x && echo $i > /srv/i; done' > /dev/null 2>&1 < /dev/null &";
+
+/// Whoever dies half-way takes the processes along: the sandbox stands then, with files of one moment.
+#[test]
+fn a_killed_rollback_of_what_runs_was_done_or_not_or_the_sandbox_stands() {
+    let home = Home::with_web();
+    home.sh("web", &format!("echo good > /srv/a; echo good > /srv/b; {WAITING}"));
+    let asked = || {
+        // A shell whose time is over while it reads throws away what it read.
+        let ask = "until [ -s /srv/i ]; do [ -p /srv/ask ] && echo > /srv/ask; sleep 0.02; done; cat /srv/i; rm /srv/i";
+        home.sh("web", ask).trim().parse::<u64>().expect("a number")
+    };
+    let before = asked();
+    home.ok(["snapshot", "web", "--full", "--name", "good", "--no-sync"]);
+    let id = home.ok(["ps", "-q"]).id().to_owned();
+    let init = || home.init_of(&id);
+    let first = init();
+    let mut in_place = 0;
+    kill_at_every_moment(&home, &["rollback", "web", "good"], |round| {
+        let sandboxes = home.ok(["ps", "--json"]).json();
+        if sandboxes["sandboxes"][0]["state"] == "stopped" {
+            home.ok(["start", "web"]);
+        }
+        let now = home.sh("web", "cat /srv/a /srv/b; rm -f /srv/new");
+        let bad = format!("bad {0}\nbad {0}\n", round.wrapping_sub(1));
+        assert!(now == "good\ngood\n" || now == bad, "round {round}: {now}");
+        home.ok(["rollback", "web", "good"]);
+        assert_eq!(
+            home.sh("web", "cat /srv/a /srv/b; ls /srv/new 2>&1 | wc -l"),
+            "good\ngood\n1\n"
+        );
+        in_place += u32::from(init() == first);
+        assert!(asked() > before, "round {round}: it does not count on");
+        home.sh("web", &format!("echo bad {round} | tee /srv/a > /srv/b; echo new > /srv/new"));
+    });
+    assert!(in_place > 0, "until then, the same process went back");
+    assert_agreed(&home);
+}
+
 #[test]
 fn a_killed_full_snapshot_is_taken_or_not_and_what_runs_goes_on() {
     let home = Home::with_web();

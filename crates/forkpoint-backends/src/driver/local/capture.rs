@@ -123,7 +123,7 @@ impl Host {
     }
 
     /// Files that processes of the sandbox have mapped to write, from its root.
-    fn mapped_files(&self, record: &Record) -> DriverResult<Vec<PathBuf>> {
+    pub(super) fn mapped_files(&self, record: &Record) -> DriverResult<Vec<PathBuf>> {
         let Some(cgroup) = record.freezer() else {
             let place = self.place(record.id);
             return match ask_blocking(&place, record, &Request::Mapped).map_err(unreachable)?.0 {

@@ -225,6 +225,7 @@ impl Host {
             cgroup: None,
             init: None,
             doomed: None,
+            undoing: false,
             line,
         })
     }
@@ -296,8 +297,8 @@ impl Host {
         }
     }
 
-    /// Makes the new one first: if that fails, the old one is as it was. What was there before is
-    /// dead when this returns, and is cleared away by [`Host::finish`], for which the lock is.
+    /// In place where that can be done. Else makes the new one first: if that fails, the old one is as it was. What was
+    /// there before is dead when this returns, and is cleared away by [`Host::finish`], for which the lock is.
     pub(super) fn rollback(
         &self,
         id: SandboxId,
@@ -306,13 +307,20 @@ impl Host {
     ) -> DriverResult<(Record, OwnedFd)> {
         self.check_same_workspaces(spec, to)?;
         let _held = self.hold_templates(&spec.template)?;
-        let mut new = self.starting_point(id, spec, Some(to))?;
-        let images = self.images_from(Some(to))?;
+        let data = self.read_artifact(to)?;
+        self.check_image(&data, to.snapshot)?;
+        let images = self.memory_images(&data);
         let place = self.place(id);
         fs::create_dir_all(place.directory()).map_err(io_error("create", place.directory()))?;
         let lock = self.lock(id)?;
-        if let Some(old) = self.find(id)? {
-            let old = self.finish(old)?;
+        let old = self.find(id)?.map(|old| self.finish(old)).transpose()?;
+        if let Some(old) = &old
+            && let Some(record) = self.back_in_place(old, spec, to, &data)?
+        {
+            return Ok((record, lock));
+        }
+        let mut new = self.starting_point(id, spec, Some(to))?;
+        if let Some(old) = old {
             new.generation = old.generation + 1;
             new.launches = old.launches + 1;
             new.hostname = old.hostname;
@@ -352,6 +360,9 @@ impl Host {
             remove_old_sockets(&place, record.launches);
             self.write(&record)?;
             self.sweep_later(None);
+        }
+        if record.undoing {
+            record = self.finish_undoing(record)?;
         }
         match record.sealing.take() {
             Some(sealing) => self.finish_seal(record, &sealing),

@@ -80,7 +80,7 @@ impl Host {
         }
     }
 
-    fn view(&self, of: &FileState) -> DriverResult<(LayerView, Held)> {
+    pub(super) fn view(&self, of: &FileState) -> DriverResult<(LayerView, Held)> {
         let open = |source: Source| {
             let mount = |bottom: &Bottom| ViewMount::new(&bottom.at, &source.trees, &bottom.lowers);
             let mounts: Vec<ViewMount> = source.bottoms.iter().map(mount).collect();
@@ -138,10 +138,10 @@ impl Host {
             let lock = place.lock_shared().map_err(io_error("lock", place.directory()))?;
             let lock = lock.ok_or(DriverError::SandboxMissing { driver: DRIVER, id })?;
             let record = self.record(id)?;
-            if record.sealing.is_none() {
+            if record.sealing.is_none() && !record.undoing {
                 return work(&record);
             }
-            // Whoever sealed it died on the way.
+            // Whoever sealed it or brought it back died on the way.
             drop(lock);
             let _lock = self.lock(id)?;
             self.finish(self.record(id)?)?;

@@ -33,6 +33,7 @@ use super::{
 
 use crate::layer::LayerName;
 
+mod back;
 mod since;
 
 const PIECE: &str = "memory-";

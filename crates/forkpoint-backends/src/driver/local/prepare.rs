@@ -217,24 +217,8 @@ impl Host {
 
 /// What tells a copy from its source.
 fn identity(record: &Record) -> Vec<(PathBuf, String)> {
-    let hash = |what: &str| {
-        let hash = |half: u8| {
-            let mut hasher = DefaultHasher::new();
-            (what, half, record.id.to_string()).hash(&mut hasher);
-            hasher.finish()
-        };
-        format!("{:016x}{:016x}", hash(0), hash(1))
-    };
-    let (machine, boot) = (hash("machine"), hash(&format!("boot {}", record.launches)));
-    let machine = format!("{machine}\n");
-    let boot = format!(
-        "{}-{}-4{}-a{}-{}\n",
-        &boot[..8],
-        &boot[8..12],
-        &boot[13..16],
-        &boot[17..20],
-        &boot[20..]
-    );
+    let machine = format!("{}\n", hash(record, "machine"));
+    let boot = boot_id(record, &record.launches.to_string());
     let mut files = vec![(root::MACHINE_ID.into(), machine), (root::BOOT_ID.into(), boot)];
     if record.spec.network == Network::Host
         && let Ok(resolver) = fs::read_to_string("/etc/resolv.conf")
@@ -242,6 +226,28 @@ fn identity(record: &Record) -> Vec<(PathBuf, String)> {
         files.push((root::RESOLVER.into(), resolver));
     }
     files
+}
+
+/// Another for each `time`, as it is told inside.
+pub(super) fn boot_id(record: &Record, time: &str) -> String {
+    let boot = hash(record, &format!("boot {time}"));
+    format!(
+        "{}-{}-4{}-a{}-{}\n",
+        &boot[..8],
+        &boot[8..12],
+        &boot[13..16],
+        &boot[17..20],
+        &boot[20..]
+    )
+}
+
+fn hash(record: &Record, what: &str) -> String {
+    let hash = |half: u8| {
+        let mut hasher = DefaultHasher::new();
+        (what, half, record.id.to_string()).hash(&mut hasher);
+        hasher.finish()
+    };
+    format!("{:016x}{:016x}", hash(0), hash(1))
 }
 
 /// An upper directory, and those that lead to it: `new` gets each with what it hides and is to look

@@ -66,6 +66,9 @@ pub(super) struct Record {
     pub(super) cgroup: Option<Cgroup>,
     pub(super) init: Option<InitRecord>,
     pub(super) doomed: Option<Doomed>,
+    /// On its way back to `snapshot`, in place.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) undoing: bool,
     /// Whose work it goes on with, if it has a workspace to bring it home to.
     #[serde(default, skip_serializing_if = "Line::is_empty")]
     pub(super) line: Line,

@@ -7,8 +7,8 @@ use std::{
 
 use rustix::{
     fs::{
-        AtFlags, CWD, FileType, Mode, OFlags, StatxAttributes, StatxFlags, accessat, mkdirat,
-        openat, statx, symlinkat,
+        AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags, accessat,
+        fstatfs, mkdirat, openat, openat2, statx, symlinkat,
     },
     mount::{
         MountAttrFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags, mount_change,
@@ -210,6 +210,19 @@ fn cover(root: BorrowedFd<'_>, covers: &OwnedFd, name: &str, (at, content): (&Pa
     };
     // A sandbox without it works.
     let _ = change();
+}
+
+/// Says something else in a cover that is there: `root` is the sandbox's. Nothing inside leads elsewhere.
+pub(super) fn say_anew(root: BorrowedFd<'_>, at: &str, content: &str) -> std::io::Result<()> {
+    let confined = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+    let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = openat2(root, at, flags, Mode::empty(), confined)?;
+    const TMPFS: i64 = 0x0102_1994;
+    if fstatfs(&file)?.f_type != TMPFS {
+        return Err(std::io::Error::other("nothing of ours lies there"));
+    }
+    rustix::io::write(&file, content.as_bytes()).map(drop)?;
+    Ok(())
 }
 
 /// What is carried over from an old root to the new one, where it is mounted.

@@ -57,7 +57,12 @@ impl LocalSandbox {
 
     /// The record of a sandbox that can be worked in.
     fn running(&self) -> DriverResult<Record> {
-        let record = self.host.record(self.id)?;
+        let mut record = self.host.record(self.id)?;
+        if record.undoing {
+            // It takes a moment; whoever died at it left something to do.
+            let _lock = self.host.lock(self.id)?;
+            record = self.host.finish(self.host.record(self.id)?)?;
+        }
         let state = match (record.is_alive(), record.paused) {
             (false, _) => SandboxState::Stopped,
             (true, true) => SandboxState::Paused,

@@ -198,6 +198,14 @@ impl<'a> Walker<'a> {
         self.cursors[seen.facts.mount][seen.facts.level].fd()
     }
 
+    /// The directory in which this place is shown first.
+    pub(in crate::layer) fn top(&self) -> LayerResult<BorrowedFd<'_>> {
+        match self.here().parts.first() {
+            Some(part) => Ok(self.cursor(part.level).fd()),
+            None => Err(Fault::Changed.at("/".into())),
+        }
+    }
+
     /// A regular file here, to be read. Nobody waits for what was put in its place.
     pub(in crate::layer) fn open_file(&self, name: &CStr, seen: &Seen) -> LayerResult<File> {
         let path = || self.path_of(name);

@@ -7,7 +7,9 @@
 use std::{io, os::fd::AsFd as _};
 
 use forkpoint_checkpoint::{
-    self as checkpoint, CaptureSpec, Captured, Handle, ImageId, Tracker, Tree, image::Image,
+    self as checkpoint, CaptureSpec, Captured, Chain, Files, Handle, ImageId, RolledBack, Tracker,
+    Tree,
+    image::{Image, Process},
 };
 use forkpoint_core::id::SnapshotId;
 use serde::{Deserialize, Serialize};
@@ -64,6 +66,19 @@ impl Since {
         }
         tracker.capture(tree, spec, moment)
     }
+
+    pub(super) fn rollback(
+        &mut self,
+        tree: &Tree,
+        chain: &Chain,
+        spec: &CaptureSpec,
+        files: impl Files,
+    ) -> checkpoint::Result<RolledBack> {
+        match &mut self.tracker {
+            Some(tracker) => tracker.rollback(tree, chain, spec, files),
+            None => checkpoint::rollback(tree, chain, spec, files),
+        }
+    }
 }
 
 impl Host {
@@ -83,6 +98,32 @@ impl Host {
     }
 
     fn take_tracker(&self, record: &Record) -> io::Result<Option<(Tracker, Vec<KeptMemory>)>> {
+        let Some((note, handles)) = self.take_handles(record)? else { return Ok(None) };
+        if note.below.len() >= IMAGES_MAX {
+            return Ok(None);
+        }
+        let image = Image::open(self.image(note.snapshot)).map_err(io::Error::other)?;
+        let is_it = image.id.to_string() == note.image;
+        Ok(is_it.then(|| (Tracker::from_handles(&image, handles), note.below)))
+    }
+
+    /// What is known since the snapshot that the sandbox stands on, whose newest image this is. Where nothing is, all of
+    /// its memory counts as written: `None` where that is much.
+    pub(super) fn since_image(&self, record: &Record, image: &Image) -> Option<Since> {
+        let found = self.take_handles(record).ok().flatten();
+        if let Some((note, handles)) = found
+            && note.image == image.id.to_string()
+        {
+            let tracker = Some(Tracker::from_handles(image, handles));
+            return Some(Since { tracker, below: note.below });
+        }
+        let alive = image.snapshot.processes.iter().filter_map(Process::alive);
+        let pages = alive.flat_map(|alive| &alive.mappings).flat_map(|mapping| &mapping.pages);
+        let bytes: u64 = pages.map(|(start, end)| end - start).sum();
+        (bytes <= SMALL).then(Since::default)
+    }
+
+    fn take_handles(&self, record: &Record) -> io::Result<Option<(Note, Vec<Handle>)>> {
         let place = self.place(record.id);
         let (mut note, mut handles) = (None, Vec::new());
         loop {
@@ -98,13 +139,8 @@ impl Host {
             handles.extend(whose.map(handle));
             note = Some(told);
         }
-        let Some(note) = note else { return Ok(None) };
-        if record.snapshot != Some(note.snapshot) || note.below.len() >= IMAGES_MAX {
-            return Ok(None);
-        }
-        let image = Image::open(self.image(note.snapshot)).map_err(io::Error::other)?;
-        let is_it = image.id.to_string() == note.image;
-        Ok(is_it.then(|| (Tracker::from_handles(&image, handles), note.below)))
+        let of_this = |note: &Note| record.snapshot == Some(note.snapshot);
+        Ok(note.filter(of_this).map(|note| (note, handles)))
     }
 
     pub(super) fn keep_tracking(

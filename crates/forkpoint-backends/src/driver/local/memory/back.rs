@@ -1,0 +1,186 @@
+//! Back to a full snapshot in place: the processes stay, and what changed in memory and files goes back.
+//!
+//! It is tried where the sandbox is still what became of that snapshot; where it cannot be done, nothing was touched, or
+//! the processes have ended: then the sandbox is made anew. Whoever dies at it takes the processes along, and what is
+//! left of the files is thrown away by [`Host::finish`].
+
+use std::{
+    io,
+    os::fd::{AsFd as _, OwnedFd},
+};
+
+use forkpoint_checkpoint::{
+    Chain, Files,
+    image::{FileKind, Snapshot},
+};
+use forkpoint_core::{
+    driver::{Artifact, DriverResult, FileState},
+    spec::SandboxSpec,
+};
+use rustix::fs::{Mode, OFlags, open};
+
+use super::{refusal, spec as how, tree};
+use crate::{
+    driver::local::{
+        host::{ArtifactData, Host, layer_error},
+        launch::Isolation,
+        prepare::boot_id,
+        record::{Place, Record},
+        root::{BOOT_ID, say_anew},
+        spawner::{FIRST_OWNER, as_sandbox_root},
+        sys,
+        workspace::now,
+    },
+    layer::{Back, BackSpec, CaptureSpec, LayerView, Manifest, describe_upper},
+};
+
+impl Host {
+    /// The sandbox is locked. `None` where it must be made anew.
+    pub(in crate::driver::local) fn back_in_place(
+        &self,
+        record: &Record,
+        spec: &SandboxSpec,
+        to: &Artifact,
+        data: &ArtifactData,
+    ) -> DriverResult<Option<Record>> {
+        if !self.stands_on(record, data, to) || record.spec != *spec {
+            return Ok(None);
+        }
+        let Ok(chain) = Chain::open(self.memory_images(data)) else { return Ok(None) };
+        let Some(mut since) = self.since_image(record, chain.top()) else { return Ok(None) };
+        let (view, _) = self.view(&FileState::Snapshot(to.clone()))?;
+        let files = LiveFiles { host: self, record, view, back: None };
+        if since.rollback(&tree(record), &chain, &how(), files).is_err() {
+            return Ok(None);
+        }
+        let record = Record { undoing: false, ..record.clone() };
+        self.write(&record)?;
+        // If it is lost, the next one reads all of the memory.
+        let _ = self.keep_tracking(&record, since, to.snapshot, chain.top().id);
+        Ok(Some(record))
+    }
+
+    /// Whether it is known what changed since a full snapshot.
+    fn stands_on(&self, record: &Record, data: &ArtifactData, to: &Artifact) -> bool {
+        let files = record.captured.as_ref().or(record.top.as_ref());
+        !data.memory.is_empty()
+            && record.snapshot == Some(to.snapshot)
+            && files == Some(&data.layer)
+            && record.spec.workspaces.is_empty()
+            && !record.held
+            && refusal(record).is_none()
+    }
+
+    /// A sandbox that was left on its way back has the files of the snapshot, and nothing runs in it.
+    pub(in crate::driver::local) fn finish_undoing(
+        &self,
+        mut record: Record,
+    ) -> DriverResult<Record> {
+        self.end_completely(record.init.take().as_ref(), record.cgroup.take().as_ref());
+        let place = self.place(record.id);
+        let old = place.generation(record.generation);
+        record.generation += 1;
+        record.top = record.captured.take().or(record.top);
+        (record.flat, record.undoing, record.held) = (None, false, false);
+        let own = std::mem::take(&mut record.own);
+        self.clear_generation(&place, record.generation)?;
+        let overlays = self.overlays(&record, record.generation, None, record.top.as_ref())?;
+        self.make_generation(&overlays)?;
+        self.write(&record)?;
+        self.store.throw_away(&old).map_err(layer_error("remove what was left half-way"))?;
+        self.discard_layers(&own);
+        Ok(record)
+    }
+}
+
+/// The files of a sandbox in which nothing runs for a moment.
+struct LiveFiles<'a> {
+    host: &'a Host,
+    record: &'a Record,
+    view: LayerView,
+    back: Option<Back>,
+}
+
+impl LiveFiles<'_> {
+    fn place(&self) -> Place {
+        self.host.place(self.record.id)
+    }
+
+    fn was(&self) -> io::Result<Option<Manifest>> {
+        if self.record.captured.is_none() {
+            return Ok(None);
+        }
+        let path = self.place().manifest(self.record.generation);
+        let manifest = Manifest::load(&path).map_err(io::Error::other)?;
+        manifest.map(Some).ok_or_else(|| io::Error::other("it is not known what the files were"))
+    }
+
+    /// What the files are now is what the snapshot has.
+    fn describe(&self) -> io::Result<()> {
+        if self.record.captured.is_none() {
+            return Ok(());
+        }
+        let mapped = self.host.mapped_files(self.record).map_err(io::Error::other)?;
+        let upper = self.place().upper(self.record.generation);
+        let spec = CaptureSpec { mapped: &mapped, ..CaptureSpec::new(&upper) };
+        let state = describe_upper(&spec, self.host.store.marks()).map_err(io::Error::other)?;
+        let path = self.place().manifest(self.record.generation);
+        state.manifest.save(&path).map_err(io::Error::other)
+    }
+
+    /// Where the sandbox's processes look for names.
+    fn root(&self) -> io::Result<OwnedFd> {
+        let init = self.record.init.as_ref().map_or(0, |init| init.pid);
+        let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(open(format!("/proc/{init}/root"), directory, Mode::empty())?)
+    }
+
+    fn write(&self, root: &OwnedFd, back: &Back) -> io::Result<()> {
+        let places: Vec<_> = self.record.bottoms().into_iter().map(|bottom| bottom.at).collect();
+        let run = |first| back.run(root.as_fd(), &places, first).map_err(io::Error::other);
+        if self.record.isolation != Isolation::Mapped {
+            return run(0);
+        }
+        // Who one is for files belongs to a thread.
+        let work = || {
+            sys::keep_capabilities()?;
+            as_sandbox_root(|| run(FIRST_OWNER))
+        };
+        std::thread::scope(|scope| scope.spawn(work).join())
+            .unwrap_or_else(|_| Err(io::Error::other("it was not finished")))
+    }
+}
+
+impl Files for LiveFiles<'_> {
+    fn look(&mut self, snapshot: &Snapshot) -> io::Result<Option<String>> {
+        let was = self.was()?;
+        let spec = BackSpec {
+            upper: &self.place().upper(self.record.generation),
+            was: was.as_ref(),
+            view: &self.view,
+            marks: self.host.store.marks(),
+        };
+        let back = match Back::plan(&spec).map_err(io::Error::other)? {
+            Ok(back) => back,
+            Err(why) => return Ok(Some(why.to_owned())),
+        };
+        let watches = |kind: &FileKind| matches!(kind, FileKind::Watch { .. });
+        if !back.is_empty() && snapshot.files.iter().any(|file| watches(&file.kind)) {
+            return Ok(Some("a program watches files, and would hear of ours".to_owned()));
+        }
+        let undoing = Record { undoing: true, ..self.record.clone() };
+        self.host.write(&undoing).map_err(io::Error::other)?;
+        self.back = Some(back);
+        Ok(None)
+    }
+
+    fn put_back(&mut self) -> io::Result<()> {
+        let root = self.root()?;
+        let time = boot_id(self.record, &now().to_string());
+        // By this, programs notice. A sandbox without it works.
+        let _ = say_anew(root.as_fd(), BOOT_ID, &time);
+        let Some(back) = self.back.take().filter(|back| !back.is_empty()) else { return Ok(()) };
+        self.write(&root, &back)?;
+        self.describe()
+    }
+}
