@@ -83,7 +83,8 @@ fn version_of(text: &str) -> u32 {
 
 fn read_text(directory: impl AsFd) -> io::Result<String> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-    let mut text = String::new();
+    // Nearly all fit: a buffer that grows by itself is filled in many small steps.
+    let mut text = String::with_capacity(1024);
     let file = File::from(openat(directory, FILE, flags, Mode::empty())?);
     file.take(LEN_MAX).read_to_string(&mut text)?;
     Ok(text)

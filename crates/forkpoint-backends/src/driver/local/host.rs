@@ -23,7 +23,7 @@ use super::{
     client::Client,
     end::{hold_mounts, kill},
     launch::Isolation,
-    memory::KeptMemory,
+    memory::{KeptMemory, back::LastGoneBackTo},
     record::{self, Doomed, Place, Record},
     spawner::Order,
     template::{Base, TemplateError},
@@ -62,6 +62,7 @@ pub(super) struct Host {
     pub(super) store: LayerStore,
     pub(super) cgroups: Cgroups,
     pub(super) client: Client,
+    pub(super) last_gone_back_to: LastGoneBackTo,
     isolation: Isolation,
 }
 
@@ -84,7 +85,8 @@ impl Host {
             (false, _) => Isolation::Rootless,
         };
         let (cgroups, client) = (Cgroups::find(), Client::new(helper, &root));
-        Ok(Arc::new(Self { root, store, cgroups, client, isolation }))
+        let last_gone_back_to = LastGoneBackTo::default();
+        Ok(Arc::new(Self { root, store, cgroups, client, last_gone_back_to, isolation }))
     }
 
     pub(super) fn isolation(&self) -> Isolation {
@@ -305,11 +307,9 @@ impl Host {
         spec: &SandboxSpec,
         to: &Artifact,
     ) -> DriverResult<(Record, OwnedFd)> {
-        self.check_same_workspaces(spec, to)?;
-        let _held = self.hold_templates(&spec.template)?;
         let data = self.read_artifact(to)?;
-        self.check_image(&data, to.snapshot)?;
-        let images = self.memory_images(&data);
+        self.check_same_workspaces(spec, &data)?;
+        let _held = self.hold_templates(&spec.template)?;
         let place = self.place(id);
         fs::create_dir_all(place.directory()).map_err(io_error("create", place.directory()))?;
         let lock = self.lock(id)?;
@@ -319,6 +319,8 @@ impl Host {
         {
             return Ok((record, lock));
         }
+        self.check_image(&data, to.snapshot)?;
+        let images = self.memory_images(&data);
         let mut new = self.starting_point(id, spec, Some(to))?;
         if let Some(old) = old {
             new.generation = old.generation + 1;

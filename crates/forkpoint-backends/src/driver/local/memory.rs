@@ -33,7 +33,7 @@ use super::{
 
 use crate::layer::LayerName;
 
-mod back;
+pub(super) mod back;
 mod since;
 
 const PIECE: &str = "memory-";

@@ -14,14 +14,14 @@ use std::{
 
 use forkpoint_core::{
     Timestamp,
-    driver::{Artifact, DriverError, DriverResult},
+    driver::{DriverError, DriverResult},
     spec::{SandboxSpec, Workspace, WorkspaceMode},
 };
 use rustix::fs::{Access, AtFlags, CWD, Mode, OFlags, ResolveFlags, accessat, openat2};
 
 use super::{
     DRIVER,
-    host::{Host, io_error},
+    host::{ArtifactData, Host, io_error},
     record::Record,
     template::{Base, Bottom, make_dir, make_once},
 };
@@ -80,14 +80,13 @@ impl Host {
     pub(super) fn check_same_workspaces(
         &self,
         spec: &SandboxSpec,
-        to: &Artifact,
+        to: &ArtifactData,
     ) -> DriverResult<()> {
-        let there = self.read_artifact(to)?.workspaces;
         let what = |list: &[Workspace]| -> Vec<_> {
             let what = |each: &Workspace| (each.source.clone(), each.at.clone(), each.mode);
             list.iter().map(what).collect()
         };
-        match what(&spec.workspaces) == what(&there) {
+        match what(&spec.workspaces) == what(&to.workspaces) {
             true => Ok(()),
             false => Err(invalid(
                 "the snapshot has another workspace than the sandbox: `forkpoint restore` makes a \

@@ -7,14 +7,17 @@
 use std::{
     io,
     os::fd::{AsFd as _, OwnedFd},
+    sync::{Arc, Mutex, PoisonError},
 };
 
 use forkpoint_checkpoint::{
     Chain, Files,
     image::{FileKind, Snapshot},
+    restore::check_machine,
 };
 use forkpoint_core::{
     driver::{Artifact, DriverResult, FileState},
+    id::SnapshotId,
     spec::SandboxSpec,
 };
 use rustix::fs::{Mode, OFlags, open};
@@ -46,11 +49,11 @@ impl Host {
         if !self.stands_on(record, data, to) || record.spec != *spec {
             return Ok(None);
         }
-        let Ok(chain) = Chain::open(self.memory_images(data)) else { return Ok(None) };
+        let Some(target) = self.target(to, data)? else { return Ok(None) };
+        let Target { chain, view, .. } = &*target;
         let Some(mut since) = self.since_image(record, chain.top()) else { return Ok(None) };
-        let (view, _) = self.view(&FileState::Snapshot(to.clone()))?;
         let files = LiveFiles { host: self, record, view, back: None };
-        if since.rollback(&tree(record), &chain, &how(), files).is_err() {
+        if since.rollback(&tree(record), chain, &how(), files).is_err() {
             return Ok(None);
         }
         let record = Record { undoing: false, ..record.clone() };
@@ -58,6 +61,21 @@ impl Host {
         // If it is lost, the next one reads all of the memory.
         let _ = self.keep_tracking(&record, since, to.snapshot, chain.top().id);
         Ok(Some(record))
+    }
+
+    /// What is opened once for rollbacks that follow each other. `None` where its memory cannot be read
+    /// or is of another machine.
+    fn target(&self, to: &Artifact, data: &ArtifactData) -> DriverResult<Option<Arc<Target>>> {
+        let mut last = self.last_gone_back_to.0.lock().unwrap_or_else(PoisonError::into_inner);
+        last.take_if(|last| last.snapshot != to.snapshot || !last.chain.is_as_opened());
+        if last.is_none() {
+            let chain = Chain::open(self.memory_images(data));
+            let runs_here = |chain: &Chain| check_machine(&chain.top().snapshot.machine).is_ok();
+            let Some(chain) = chain.ok().filter(runs_here) else { return Ok(None) };
+            let (view, _) = self.view(&FileState::Snapshot(to.clone()))?;
+            *last = Some(Arc::new(Target { snapshot: to.snapshot, chain, view }));
+        }
+        Ok(last.clone())
     }
 
     /// Whether it is known what changed since a full snapshot.
@@ -93,11 +111,23 @@ impl Host {
     }
 }
 
+/// A snapshot that was gone back to in place.
+#[derive(Debug)]
+struct Target {
+    snapshot: SnapshotId,
+    chain: Chain,
+    view: LayerView,
+}
+
+/// Who goes back once goes back again.
+#[derive(Debug, Default)]
+pub(in crate::driver::local) struct LastGoneBackTo(Mutex<Option<Arc<Target>>>);
+
 /// The files of a sandbox in which nothing runs for a moment.
 struct LiveFiles<'a> {
     host: &'a Host,
     record: &'a Record,
-    view: LayerView,
+    view: &'a LayerView,
     back: Option<Back>,
 }
 
@@ -157,7 +187,7 @@ impl Files for LiveFiles<'_> {
         let spec = BackSpec {
             upper: &self.place().upper(self.record.generation),
             was: was.as_ref(),
-            view: &self.view,
+            view: self.view,
             marks: self.host.store.marks(),
         };
         let back = match Back::plan(&spec).map_err(io::Error::other)? {
