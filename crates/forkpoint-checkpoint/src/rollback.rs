@@ -18,7 +18,7 @@ use crate::{
     dump::{self, CaptureSpec, Connections, Draft, Looked, maps::Maps, shared::Door},
     error::{Doing as _, Error, Result, with_causes},
     freeze::{Frozen, Held, Tree, freeze},
-    image::{Alive, Chain, MemoryId, Process, Snapshot},
+    image::{Alive, Chain, MemoryId, Process, Snapshot, Thread},
     mounts::{self, Names},
     restore,
     script::Script,
@@ -256,7 +256,7 @@ impl<'a> Plan<'a> {
             let ended =
                 self.new.iter().filter(|(_, parent)| *parent == pid).map(|(child, _)| *child);
             let ended: Vec<i32> = ended.collect();
-            forget_children(held, draft, &ended).doing("forget the children", pid)?;
+            begin(held, draft, &ended, alive).doing("forget the children", pid)?;
             done.memory_bytes +=
                 back(tracker.as_deref_mut(), chain, held, draft, alive, &self.names)?;
         }
@@ -333,9 +333,6 @@ fn back(
     names: &Names,
 ) -> Result<u64> {
     let (pid, snapshot) = (draft.whose.pid, &chain.top().snapshot);
-    let mut script = held.script(0, 64);
-    script.call(libc::SYS_brk, &[alive.space.fields[5]]);
-    held.run(0, &script).doing("set the heap's end", pid)?;
     let area = held.area();
     let whose = Whose { pid, name: String::new() };
     let maps = Maps::of(held.pid, names, &whose, &mut Findings::default());
@@ -351,6 +348,8 @@ fn back(
     forks(&mut script, alive);
     state(&mut script, alive).doing("assemble the steps", pid)?;
     files::steps(&mut script, &draft.alive, alive).doing("assemble the steps", pid)?;
+    let leader = wanted(draft, alive, 0).doing("assemble the steps", pid)?;
+    thread_state(&mut script, leader).doing("assemble the steps", pid)?;
     let outcome = held.run(0, &script).doing("lead the steps", pid)?;
     if let Some((call, source)) = outcome.failure().filter(|(call, _)| *call < plan.must_succeed) {
         return Err(Error::Step { pid, step: format!("step {call}"), source });
@@ -364,8 +363,8 @@ fn back(
     Ok(touched)
 }
 
-/// Children that were not there are asked for, and signals that came since are taken away.
-fn forget_children(held: &mut Held, draft: &Draft, ended: &[i32]) -> io::Result<()> {
+/// Children that were not there are asked for, signals that came since are taken away, and the heap ends where it did.
+fn begin(held: &mut Held, draft: &Draft, ended: &[i32], alive: &Alive) -> io::Result<()> {
     const ANY_KIND: u64 = libc::__WALL as u64;
     let reins = draft.reins.clone().ok_or(io::ErrorKind::NotFound)?;
     let bell = reins.bell;
@@ -379,22 +378,36 @@ fn forget_children(held: &mut Held, draft: &Draft, ended: &[i32]) -> io::Result<
     for _ in 0..=ptrace::pending(held.pid, true)?.len() + ended.len() {
         script.call(libc::SYS_rt_sigtimedwait, &[all, 0, at_once, 8]);
     }
+    script.call(libc::SYS_brk, &[alive.space.fields[5]]);
     let outcome = held.run(0, &script)?;
     (0..ended.len()).try_for_each(|call| outcome.result(call).map(drop))
 }
 
-/// Threads are asked one by one for what only they can set.
+/// What a thread was that is now `index` of those that stand.
+fn wanted<'a>(draft: &Draft, alive: &'a Alive, index: usize) -> io::Result<&'a Thread> {
+    let number = draft.alive.threads.get(index).map(|thread| thread.tid);
+    let thread = alive.threads.iter().find(|thread| Some(thread.tid) == number);
+    thread.ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// What only the thread itself can set.
+fn thread_state(script: &mut Script, thread: &Thread) -> io::Result<()> {
+    script.call(libc::SYS_set_tid_address, &[thread.clear_tid]);
+    script.call(libc::SYS_set_robust_list, &[thread.robust_list.0, 24]);
+    let stack = script.put_words(&thread.signal_stack)?;
+    script.call(libc::SYS_sigaltstack, &[stack, 0]);
+    Ok(())
+}
+
+/// The leader was asked already.
 fn registers(held: &mut Held, draft: &Draft, alive: &Alive) -> io::Result<()> {
     for index in 0..held.tasks.len() {
-        let number = draft.alive.threads[index].tid;
-        let thread = alive.threads.iter().find(|thread| thread.tid == number);
-        let thread = thread.ok_or(io::ErrorKind::NotFound)?;
-        let mut script = held.script(index, 512);
-        script.call(libc::SYS_set_tid_address, &[thread.clear_tid]);
-        script.call(libc::SYS_set_robust_list, &[thread.robust_list.0, 24]);
-        let stack = script.put_words(&thread.signal_stack)?;
-        script.call(libc::SYS_sigaltstack, &[stack, 0]);
-        held.run(index, &script)?;
+        let thread = wanted(draft, alive, index)?;
+        if index > 0 {
+            let mut script = held.script(index, 512);
+            thread_state(&mut script, thread)?;
+            held.run(index, &script)?;
+        }
         let task = &mut held.tasks[index];
         arch::set_extended(task.tid, &thread.extended.0)?;
         task.regs = thread.registers.harmless();
