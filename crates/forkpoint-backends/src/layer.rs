@@ -11,6 +11,7 @@
 
 mod attributes;
 mod back;
+mod board;
 mod capture;
 mod changed;
 mod copy;
@@ -20,6 +21,7 @@ mod diff;
 mod dress;
 mod error;
 mod fill;
+mod first;
 mod flatten;
 mod manifest;
 mod marks;
@@ -31,6 +33,7 @@ mod plan;
 mod record;
 mod replace;
 mod share;
+mod site;
 mod stage;
 mod store;
 mod trash;

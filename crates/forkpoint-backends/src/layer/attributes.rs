@@ -51,8 +51,7 @@ pub(super) enum Place<'a> {
 }
 
 impl Attributes {
-    pub(super) fn new(marks: Marks, newborn: &Stat) -> Self {
-        let newborn = (newborn.st_uid, newborn.st_gid);
+    pub(super) fn new(marks: Marks, newborn: (u32, u32)) -> Self {
         Self { marks, newborn, names: vec![0; XATTR_MAX], value: vec![0; XATTR_MAX] }
     }
 

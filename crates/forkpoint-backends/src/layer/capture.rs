@@ -4,16 +4,11 @@
 //! what changed.
 
 use std::{
+    borrow::Cow,
     ffi::CString,
-    os::{
-        fd::{AsFd as _, OwnedFd},
-        unix::ffi::OsStrExt as _,
-    },
+    os::{fd::OwnedFd, unix::ffi::OsStrExt as _},
     path::{Component, Path, PathBuf},
-    sync::{
-        Arc, Weak,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Weak, atomic::Ordering},
 };
 
 use rustix::{
@@ -23,17 +18,22 @@ use rustix::{
 
 use super::{
     LayerResult, Manifest, Marks,
-    copy::{Copier, Done},
+    copy::Done,
     crew::{Crew, sum, with_crew},
     cursor::{DirCursor, KEEP},
     error::{At as _, During as _, Fault},
-    fill::{Hand, Pair, Task},
+    fill::{Ends, Folder, Known, Marking, Task},
+    first::bring_all,
     marks::put_whiteout,
     plan::Plan,
+    site::Site,
     stage::Stage,
     store::open_path,
-    tree::{Print, Tree},
+    tree::{Entry, Print, Tree},
 };
+
+/// From here on a file takes much longer than others.
+const LARGE: u64 = 1 << 20;
 
 /// What to capture.
 #[derive(Clone, Copy, Debug)]
@@ -58,21 +58,12 @@ impl Stage {
     /// After a failure the stage is of no use, and should be dropped.
     pub fn capture(&mut self, spec: &CaptureSpec) -> LayerResult<Manifest> {
         let (to, links) = self.openings()?;
-        self.capture_into(spec, to, links)
-    }
-
-    /// `links` is an empty directory beside the tree that `to` is in.
-    pub(super) fn capture_into(
-        &mut self,
-        spec: &CaptureSpec,
-        to: DirCursor,
-        links: OwnedFd,
-    ) -> LayerResult<Manifest> {
         let source = Source::open(spec.upper)?;
-        let mut tree = source.scan(self.marks())?;
-        let plan = Plan::new(spec.since.map(Manifest::tree), &tree);
         let way = Way { marks: self.marks(), links, to, base: None, sealed: false };
-        let done = bring(source, &tree, &plan, way)?;
+        let (mut tree, done) = match spec.since {
+            None => bring_all(source, way)?,
+            Some(since) => bring_changes(source, Some(since.tree()), way)?,
+        };
         self.add(done.copied);
         tree.mark_racy(clock_gettime(ClockId::RealtimeCoarse));
         mark_mapped(&mut tree, spec.mapped);
@@ -134,6 +125,10 @@ impl<'a> Source<'a> {
         Ok(Self { path, root: open_path(path)? })
     }
 
+    pub(super) fn into_cursor(self) -> DirCursor {
+        DirCursor::new(self.path.to_owned(), self.root, KEEP)
+    }
+
     pub(super) fn scan(&self, marks: Marks) -> LayerResult<Tree> {
         let root = self.root.try_clone().during("open").at(|| self.path.to_owned())?;
         Tree::scan(&mut DirCursor::new(self.path.to_owned(), root, KEEP), marks)
@@ -152,18 +147,24 @@ pub(super) struct Way {
     pub(super) sealed: bool,
 }
 
+/// Looks at everything before anything is copied, so that what changes meanwhile is noticed.
+pub(super) fn bring_changes(
+    source: Source,
+    since: Option<&Tree>,
+    way: Way,
+) -> LayerResult<(Tree, Done)> {
+    let tree = source.scan(way.marks)?;
+    let plan = Plan::new(since, &tree);
+    let done = bring(source, &tree, &plan, way)?;
+    Ok((tree, done))
+}
+
 /// Copies what the plan says.
 pub(super) fn bring(source: Source, tree: &Tree, plan: &Plan, way: Way) -> LayerResult<Done> {
     let Way { marks, links, to, base, sealed } = way;
-    let hire = || {
-        let copier = Copier::new(marks, links.as_fd()).at(|| source.path.to_owned())?;
-        Ok(Hand { tree, plan, sealed, copier })
-    };
-    let files = if base.is_some() { tree.file_count() } else { plan.taken_count() };
-    let from = DirCursor::new(source.path.to_owned(), source.root, KEEP);
-    let mut walker = Walker { hand: hire()?, from, to, base };
-    let by_crew = with_crew(files, hire, |crew| walker.walk(crew))?;
-    Ok(sum(by_crew, walker.hand.copier.done))
+    let site = Site::new(marks, links).at(|| source.path.to_owned())?;
+    let mut walker = Walker { tree, plan, from: source.into_cursor(), to, base };
+    with_crew(&site, sealed, |crew| walker.walk(crew)).map(|hands| sum(&hands))
 }
 
 fn mark_mapped(tree: &mut Tree, mapped: &[PathBuf]) {
@@ -182,9 +183,10 @@ fn name_of(component: Component) -> Option<CString> {
     }
 }
 
-/// Makes the directories, and leaves the files to a crew if there is one.
+/// Makes the directories, and leaves the files to a crew if there are many.
 struct Walker<'a> {
-    hand: Hand<'a>,
+    tree: &'a Tree,
+    plan: &'a Plan,
     from: DirCursor,
     to: DirCursor,
     /// Stands in the same directory wherever the plan says that there is one.
@@ -192,43 +194,43 @@ struct Walker<'a> {
 }
 
 /// A directory in which the walk is, or to which it comes back.
-struct Stay {
-    index: usize,
+struct Stay<'a> {
     /// The entry at which to look for the next directory.
     next: usize,
+    marking: Arc<Marking>,
     /// Whatever the crew still copies there.
-    pair: Weak<Pair>,
+    folder: Weak<Folder<'a>>,
 }
 
 impl<'a> Walker<'a> {
-    fn walk(&mut self, crew: Crew<'a, '_>) -> LayerResult<()> {
-        let mut way = vec![self.fill(0, &crew)?];
+    fn walk(&mut self, crew: &mut Crew<'_, '_, 'a>) -> LayerResult<()> {
+        let mut way = vec![self.fill(0, crew)?];
         while let Some(stay) = way.last_mut()
             && !crew.has_failed()
         {
             if let Some((position, child)) = self.next_child(stay) {
                 stay.next = position + 1;
-                let entry = &self.hand.tree.directories[stay.index].entries[position];
+                let entry = &self.tree.directories[stay.marking.index].entries[position];
                 self.enter(&entry.name, child).at(|| self.from.path_of(&entry.name))?;
-                way.push(self.fill(child, &crew)?);
+                way.push(self.fill(child, crew)?);
             } else if let Some(stay) = way.pop() {
-                self.leave(&stay)?;
+                self.leave(&stay, crew)?;
             }
         }
         Ok(())
     }
 
     fn next_child(&self, stay: &Stay) -> Option<(usize, usize)> {
-        let (directory, _) = self.hand.at(stay.index);
+        let directory = &self.tree.directories[stay.marking.index];
         let entries = directory.entries.iter().enumerate().skip(stay.next);
         entries
             .filter_map(|(position, entry)| Some((position, entry.child? as usize)))
-            .find(|(_, child)| self.hand.plan.directories[*child].needed)
+            .find(|(_, child)| self.plan.directories[*child].needed)
     }
 
     fn enter(&mut self, name: &CString, child: usize) -> Result<(), Fault> {
         self.from.enter(name)?;
-        if self.hand.plan.directories[child].before.is_some()
+        if self.plan.directories[child].before.is_some()
             && let Some(base) = &mut self.base
             && base.enter(name).is_err()
         {
@@ -239,22 +241,21 @@ impl<'a> Walker<'a> {
         self.to.enter(name)
     }
 
-    fn leave(&mut self, stay: &Stay) -> LayerResult<()> {
-        let pair = stay.pair.upgrade();
-        if let Some(pair) = pair {
-            pair.left.store(true, Ordering::Relaxed);
-            self.go_up(stay.index).at(|| self.from.path())?;
-            self.hand.release(pair)
+    fn leave(&mut self, stay: &Stay<'a>, crew: &mut Crew<'_, '_, 'a>) -> LayerResult<()> {
+        let index = stay.marking.index;
+        if let Some(folder) = stay.folder.upgrade() {
+            folder.left.store(true, Ordering::Relaxed);
+            self.go_up(index).at(|| self.from.path())?;
+            crew.hand.release(folder)
         } else {
-            let finished = self.hand.finish(stay.index, self.from.fd(), self.to.fd());
-            finished.at(|| self.from.path())?;
-            self.go_up(stay.index).at(|| self.from.path())
+            crew.hand.finish(self.ends(&stay.marking)).at(|| self.from.path())?;
+            self.go_up(index).at(|| self.from.path())
         }
     }
 
     fn go_up(&mut self, index: usize) -> Result<(), Fault> {
         self.from.leave()?;
-        if self.hand.plan.directories[index].before.is_some()
+        if self.plan.directories[index].before.is_some()
             && let Some(base) = &mut self.base
             && base.leave().is_err()
         {
@@ -263,45 +264,58 @@ impl<'a> Walker<'a> {
         self.to.leave().map(drop)
     }
 
+    fn ends<'b>(&'b self, marking: &'b Marking) -> Ends<'b> {
+        let base = self.plan.directories[marking.index].before.and(self.base.as_ref());
+        Ends { from: self.from.fd(), base: base.map(DirCursor::fd), to: self.to.fd(), marking }
+    }
+
     /// Everything in a directory but the directories in it.
-    fn fill(&mut self, index: usize, crew: &Crew<'a, '_>) -> LayerResult<Stay> {
-        let (directory, plan) = self.hand.at(index);
+    fn fill(&mut self, index: usize, crew: &mut Crew<'_, '_, 'a>) -> LayerResult<Stay<'a>> {
+        let plan = &self.plan.directories[index];
         for name in &plan.gone {
             put_whiteout(self.to.fd(), name).at(|| self.to.path_of(name))?;
         }
-        let whole = self.hand.plan.is_whole();
-        let tasks = directory.entries.iter().zip(&plan.taken);
-        let tasks = tasks.filter(|(entry, taken)| **taken || whole && entry.child.is_none());
-        let tasks = tasks.map(|(entry, taken)| Task { entry, same: !*taken });
-        let (given, own) = tasks.partition(|task| crew.takes(task.entry));
-        let pair = self.give(index, given, crew).at(|| self.from.path())?;
-        for task in own {
-            let base = plan.before.and(self.base.as_ref()).map(DirCursor::fd);
-            let brought = self.hand.bring(self.from.fd(), base, self.to.fd(), task);
-            brought.at(|| self.from.path_of(&task.entry.name))?;
-        }
-        Ok(Stay { index, next: 0, pair })
+        let marking = Arc::new(Marking::new(index, plan.opaque, !plan.gone.is_empty()));
+        let tasks = self.tasks(index);
+        let folder = fill_folder(&self.from, self.ends(&marking), &marking, tasks, crew)?;
+        Ok(Stay { next: 0, marking, folder })
     }
 
-    fn give(
-        &self,
-        index: usize,
-        tasks: Vec<Task<'a>>,
-        crew: &Crew<'a, '_>,
-    ) -> Result<Weak<Pair>, Fault> {
-        if tasks.is_empty() {
-            return Ok(Weak::new());
-        }
-        let base = self.hand.plan.directories[index].before.and(self.base.as_ref());
-        let pair = Arc::new(Pair {
-            index,
-            from: self.from.fd().try_clone_to_owned().during("open")?,
-            to: self.to.fd().try_clone_to_owned().during("open")?,
-            base: base.map(|base| base.fd().try_clone_to_owned()).transpose().during("open")?,
-            path: self.from.path(),
-            left: AtomicBool::new(false),
-        });
-        crew.give(&pair, tasks);
-        Ok(Arc::downgrade(&pair))
+    /// Large ones first, so that others are copied meanwhile.
+    fn tasks(&self, index: usize) -> Vec<Task<'a>> {
+        let (directory, plan) = (&self.tree.directories[index], &self.plan.directories[index]);
+        let whole = self.plan.is_whole();
+        let entries = directory.entries.iter().zip(&plan.taken);
+        let entries = entries.filter(|(entry, taken)| **taken || whole && entry.child.is_none());
+        let is_large = |entry: &Entry, taken| taken && entry.print.len_bytes >= LARGE;
+        let (large, small): (Vec<_>, Vec<_>) =
+            entries.partition(|(entry, taken)| is_large(entry, **taken));
+        let task = |(entry, taken): (&'a Entry, &bool)| Task {
+            name: Cow::Borrowed(entry.name.as_c_str()),
+            known: if *taken { Known::All(entry) } else { Known::Same(entry) },
+        };
+        large.into_iter().chain(small).map(task).collect()
     }
+}
+
+/// The first few of a whole walk by ourselves, the others by the crew.
+pub(super) fn fill_folder<'a>(
+    from: &DirCursor,
+    ends: Ends,
+    marking: &Arc<Marking>,
+    mut tasks: Vec<Task<'a>>,
+    crew: &mut Crew<'_, '_, 'a>,
+) -> LayerResult<Weak<Folder<'a>>> {
+    let mut own = 0;
+    while own < tasks.len() && crew.is_alone() {
+        let task = &tasks[own];
+        crew.hand.bring(ends, task).at(|| from.path_of(&task.name))?;
+        own += 1;
+    }
+    tasks.drain(..own);
+    if tasks.is_empty() {
+        return Ok(Weak::new());
+    }
+    let folder = Folder::open(ends, marking, from.path(), tasks).at(|| from.path())?;
+    Ok(crew.give(folder))
 }

@@ -4,31 +4,26 @@
 //! do anything.
 
 use std::{
-    collections::{HashMap, HashSet},
-    ffi::{CStr, CString},
+    ffi::CStr,
     fs::File,
     io,
-    os::{
-        fd::{AsFd as _, BorrowedFd, OwnedFd},
-        unix::fs::FileExt as _,
-    },
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
 };
 
 use rustix::{
     fs::{
         AtFlags, FileType, Mode, OFlags, SeekFrom, Stat, copy_file_range, fstat, ftruncate,
-        ioctl_ficlone, linkat, mknodat, openat, readlinkat, seek, statat, symlinkat, unlinkat,
+        ioctl_ficlone, linkat, mknodat, openat, readlinkat, seek, statat, symlinkat,
     },
-    io::Errno,
+    io::{Errno, pread, pwrite},
 };
 
 use super::{
     LayerSize,
     attributes::{Attributes, Place, set_times},
-    cursor::FileId,
     error::{During as _, Fault},
-    marks::{Marks, put_whiteout},
-    store::unique,
+    marks::put_whiteout,
+    site::{Site, file_id},
 };
 
 /// Below this, the inode is what costs, and a reflink is no faster than a copy.
@@ -39,17 +34,9 @@ const BUFFER: usize = 128 << 10;
 
 #[derive(Debug)]
 pub(super) struct Copier<'a> {
+    site: &'a Site,
     pub(super) attributes: Attributes,
-    /// Where the first of several names for one inode is kept for the others: their directories may
-    /// be too deep to be reached again.
-    links: BorrowedFd<'a>,
-    linked: HashMap<FileId, CString>,
-    kept: u64,
-    counted: HashSet<FileId>,
     clones: bool,
-    /// Bits of a mode that a new file here does not get, for the process's mask or the directory's
-    /// default access list.
-    masked: Mode,
     /// Reads without a trace in the time of the last access, which only owners may. The trace would
     /// be one more write per file.
     quiet: bool,
@@ -66,52 +53,54 @@ pub(super) struct Done {
 }
 
 impl<'a> Copier<'a> {
-    /// `links` is an empty directory beside the tree that is written.
-    pub(super) fn new(marks: Marks, links: BorrowedFd<'a>) -> Result<Self, Fault> {
-        let newborn = fstat(links).during("inspect")?;
-        Ok(Self {
-            attributes: Attributes::new(marks, &newborn),
-            links,
-            linked: HashMap::new(),
-            kept: 0,
-            counted: HashSet::new(),
+    pub(super) fn new(site: &'a Site) -> Self {
+        Self {
+            site,
+            attributes: Attributes::new(site.marks, site.newborn),
             clones: true,
-            masked: masked(links).during("create a file in")?,
             quiet: true,
             buffer: vec![0; BUFFER],
             done: Done::default(),
-        })
+        }
     }
 
-    /// `check` may refuse what is found there.
+    /// Answers what it found there, which `check` may refuse.
     pub(super) fn copy(
         &mut self,
         from: BorrowedFd,
         to: BorrowedFd,
         name: &CStr,
         check: impl FnOnce(&Stat) -> bool,
-    ) -> Result<(), Fault> {
+    ) -> Result<Stat, Fault> {
         let stat = statat(from, name, AtFlags::SYMLINK_NOFOLLOW).during("inspect")?;
         if !check(&stat) {
             return Err(Fault::Changed);
         }
         if self.attributes.marks.is_whiteout(&stat) {
-            return put_whiteout(to, name);
+            put_whiteout(to, name)?;
+            return Ok(stat);
         }
-        let several = stat.st_nlink > 1;
-        if several && self.link(&stat, to, name)? {
-            return Ok(());
-        }
-        match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => self.copy_file(from, to, name, &stat)?,
-            _ => self.copy_special(from, to, name, &stat)?,
-        }
-        self.count(&stat);
-        if several { self.keep(&stat, to, name) } else { Ok(()) }
+        self.copy_once(to, name, &stat, |copier| match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => copier.copy_file(from, to, name, &stat),
+            _ => copier.copy_special(from, to, name, &stat),
+        })?;
+        Ok(stat)
     }
 
-    /// The same for what was seen to be a regular file with one name, and that nobody could change
-    /// since: one look less.
+    /// The same for a regular file, with one look less. Whatever was told of it before is not known
+    /// here.
+    pub(super) fn copy_found(
+        &mut self,
+        from: BorrowedFd,
+        to: BorrowedFd,
+        name: &CStr,
+    ) -> Result<Stat, Fault> {
+        let (source, stat) = self.open_file(from, name)?;
+        self.copy_once(to, name, &stat, |copier| copier.copy_open(&source, to, name, &stat))?;
+        Ok(stat)
+    }
+
+    /// The same for what was seen to have one name in the tree, and that nobody could change since.
     pub(super) fn copy_plain(
         &mut self,
         from: BorrowedFd,
@@ -119,9 +108,8 @@ impl<'a> Copier<'a> {
         name: &CStr,
         check: impl FnOnce(&Stat) -> bool,
     ) -> Result<(), Fault> {
-        let source = File::from(self.open(from, name).during("read")?);
-        let stat = fstat(&source).during("inspect")?;
-        if !check(&stat) || FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        let (source, stat) = self.open_file(from, name)?;
+        if !check(&stat) {
             return Err(Fault::Changed);
         }
         self.copy_open(&source, to, name, &stat)?;
@@ -129,12 +117,38 @@ impl<'a> Copier<'a> {
         Ok(())
     }
 
+    /// Links what has been copied under another name.
+    fn copy_once(
+        &mut self,
+        to: BorrowedFd,
+        name: &CStr,
+        stat: &Stat,
+        copy: impl FnOnce(&mut Self) -> Result<(), Fault>,
+    ) -> Result<(), Fault> {
+        if stat.st_nlink <= 1 {
+            copy(self)?;
+            self.add(stat, true);
+            return Ok(());
+        }
+        let site = self.site;
+        let mut several = site.several();
+        if !site.link(&several, stat, to, name)? {
+            copy(self)?;
+            site.keep(&mut several, stat, to, name)?;
+        }
+        self.add(stat, several.count(stat));
+        Ok(())
+    }
+
     /// Counts an inode once, however many names it has.
     pub(super) fn count(&mut self, stat: &Stat) {
+        let first = stat.st_nlink <= 1 || self.site.several().count(stat);
+        self.add(stat, first);
+    }
+
+    fn add(&mut self, stat: &Stat, first: bool) {
         self.done.copied.files += 1;
-        if stat.st_nlink <= 1 || self.counted.insert(file_id(stat)) {
-            self.done.copied.bytes += allocated(stat);
-        }
+        self.done.copied.bytes += if first { allocated(stat) } else { 0 };
     }
 
     /// Gives what `base` has under this name one more name, if it is what `check` wants. `several`
@@ -160,31 +174,19 @@ impl<'a> Copier<'a> {
             Err(err) => return Err(err).during("link"),
         }
         self.done.linked.files += 1;
-        if !several || self.counted.insert(file_id(&stat)) {
+        if !several || self.site.several().count(&stat) {
             self.done.linked.bytes += allocated(&stat);
         }
         Ok(true)
     }
 
-    fn link(&mut self, stat: &Stat, to: BorrowedFd, name: &CStr) -> Result<bool, Fault> {
-        let Some(first) = self.linked.get(&file_id(stat)) else { return Ok(false) };
-        match linkat(self.links, first.as_c_str(), to, name, AtFlags::empty()) {
-            Ok(()) => {
-                self.count(stat);
-                Ok(true)
-            }
-            // The next name starts a group of its own: the content matters more than the link.
-            Err(Errno::MLINK) => Ok(false),
-            Err(err) => Err(err).during("link"),
+    fn open_file(&mut self, from: BorrowedFd, name: &CStr) -> Result<(File, Stat), Fault> {
+        let source = File::from(self.open(from, name).during("read")?);
+        let stat = fstat(&source).during("inspect")?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Ok((source, stat)),
+            _ => Err(Fault::Changed),
         }
-    }
-
-    fn keep(&mut self, stat: &Stat, to: BorrowedFd, name: &CStr) -> Result<(), Fault> {
-        let kept = CString::new(format!("{:x}", self.kept)).unwrap_or_default();
-        linkat(to, name, self.links, &kept, AtFlags::empty()).during("link")?;
-        self.kept += 1;
-        self.linked.insert(file_id(stat), kept);
-        Ok(())
     }
 
     fn copy_file(
@@ -194,8 +196,7 @@ impl<'a> Copier<'a> {
         name: &CStr,
         stat: &Stat,
     ) -> Result<(), Fault> {
-        let source = File::from(self.open(from, name).during("read")?);
-        let opened = fstat(&source).during("inspect")?;
+        let (source, opened) = self.open_file(from, name)?;
         if file_id(&opened) != file_id(stat) || opened.st_size != stat.st_size {
             return Err(Fault::Changed);
         }
@@ -223,7 +224,7 @@ impl<'a> Copier<'a> {
     fn born_with(&self, stat: &Stat) -> Option<Mode> {
         let mode = Mode::from_raw_mode(stat.st_mode);
         let special = Mode::SUID | Mode::SGID | Mode::SVTX;
-        (mode.contains(Mode::WUSR) && !mode.intersects(self.masked | special)).then_some(mode)
+        (mode.contains(Mode::WUSR) && !mode.intersects(self.site.masked | special)).then_some(mode)
     }
 
     fn open(&mut self, directory: BorrowedFd, name: &CStr) -> rustix::io::Result<OwnedFd> {
@@ -288,20 +289,6 @@ fn create(directory: BorrowedFd, name: &CStr, mode: Mode) -> rustix::io::Result<
     openat(directory, name, flags, mode)
 }
 
-/// Found by making a file that asks for everything. Several may try in one directory.
-fn masked(directory: BorrowedFd) -> rustix::io::Result<Mode> {
-    let name = unique("mask");
-    let all = Mode::RWXU | Mode::RWXG | Mode::RWXO;
-    let file = openat(directory, &name, OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC, all)?;
-    let born = fstat(&file).map(|stat| Mode::from_raw_mode(stat.st_mode));
-    unlinkat(directory, &name, AtFlags::empty())?;
-    Ok(all - born?)
-}
-
-pub(super) fn file_id(stat: &Stat) -> FileId {
-    (stat.st_dev, stat.st_ino)
-}
-
 pub(super) fn allocated(stat: &Stat) -> u64 {
     stat.st_blocks as u64 * 512
 }
@@ -361,14 +348,29 @@ fn copy_range(
 ) -> io::Result<()> {
     while start < end {
         let len = buffer.len().min(usize::try_from(end - start).unwrap_or(usize::MAX));
-        match source.read_at(&mut buffer[..len], start) {
+        match pread(source, &mut buffer[..len], start) {
             Ok(0) => return Err(io::Error::other("the file became shorter")),
             Ok(done) => {
-                target.write_all_at(&buffer[..done], start)?;
+                write_all(target, &buffer[..done], start)?;
                 start += done as u64;
             }
-            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-            Err(err) => return Err(err),
+            Err(Errno::INTR) => {}
+            Err(err) => return Err(err.into()),
+        }
+    }
+    Ok(())
+}
+
+fn write_all(target: &File, mut bytes: &[u8], mut start: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match pwrite(target, bytes, start) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(done) => {
+                bytes = &bytes[done..];
+                start += done as u64;
+            }
+            Err(Errno::INTR) => {}
+            Err(err) => return Err(err.into()),
         }
     }
     Ok(())

@@ -1,177 +1,132 @@
 //! Threads that copy the files of a tree while another walks through it.
 //!
-//! A job holds its two directories open and waits in a short queue, so few descriptors are open at
-//! a time. After the first failure nothing more is begun, and no thread outlives the walk.
+//! Each works through a directory of its own, since only one thread at a time can make files in a
+//! directory; when there are no more, they help each other, one file at a time. Whoever walks works
+//! too, when there is nothing to walk. A directory that waits is held open, so few wait. After the
+//! first failure nothing more is begun, and no thread outlives the walk.
 
 use std::{
-    iter,
     num::NonZero,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-        mpsc::{Receiver, SyncSender, sync_channel},
-    },
+    sync::{Arc, Weak},
     thread::{self, Scope, ScopedJoinHandle},
 };
 
 use super::{
-    LayerError, LayerResult, LayerSize,
+    LayerResult, LayerSize,
+    board::{Board, Closing, Wait},
     copy::Done,
-    fill::{Hand, Job, Pair, Task},
-    tree::Entry,
+    fill::{Folder, Hand},
+    site::Site,
 };
 
-/// Fewer files are copied before a thread has started.
-const FILES_MIN: usize = 64;
+/// So much is copied before a thread has started: files, and bytes that take as long as one.
+const ALONE_FILES: u64 = 64;
+const FILE_BYTES: u64 = 32 << 10;
 
 /// Two are worth it even on one processor, since one may wait for the disk; more than a few wait for
 /// each other in the file system.
 const THREADS_MIN: usize = 2;
 const THREADS_MAX: usize = 4;
 
-/// Jobs that wait, each with two descriptors.
+/// Directories that wait, each with two descriptors.
 const QUEUE: usize = 32;
 
-/// Files and bytes at which a job is large enough. Only one thread at a time can make files in a
-/// directory, so most directories should be one job.
-const BATCH_FILES: usize = 1024;
-const BATCH_BYTES: u64 = 128 << 20;
-
-/// From here on a file is a job of its own, and comes first, so that others are copied meanwhile.
-const LARGE: u64 = 1 << 20;
-
-/// What the walk sees of the threads that copy for it. They end when it is dropped.
-#[derive(Debug)]
-pub(super) struct Crew<'a, 'b> {
-    queue: Option<SyncSender<Job<'a>>>,
-    alarm: &'b Alarm,
-}
-
-/// Runs `walk`, and waits until everything that it gave away is done. For few files there is a crew
-/// of nobody. Answers what the threads copied.
+/// Runs `walk`, and waits until everything that it gave away is done. Answers with all who copied.
 pub(super) fn with_crew<'a>(
-    files: usize,
-    hire: impl Fn() -> LayerResult<Hand<'a>>,
-    walk: impl FnOnce(Crew<'a, '_>) -> LayerResult<()>,
-) -> LayerResult<Done> {
-    let alarm = Alarm::default();
-    let done = thread::scope(|scope| {
-        let (queue, threads) =
-            if files < FILES_MIN { (None, Vec::new()) } else { start(scope, &alarm, hire)? };
-        alarm.watch(walk(Crew { queue, alarm: &alarm }));
-        Ok(threads.into_iter().map(join).fold(Done::default(), sum))
-    })?;
-    alarm.into_result().map(|()| done)
+    site: &'a Site,
+    sealed: bool,
+    walk: impl FnOnce(&mut Crew<'_, '_, 'a>) -> LayerResult<()>,
+) -> LayerResult<Vec<Hand<'a>>> {
+    let board = Board::default();
+    let hands = thread::scope(|scope| {
+        let hand = Hand::new(site, sealed);
+        let closing = Closing(&board);
+        let threads = Vec::new();
+        let mut crew = Crew { scope, board: &board, closing, site, sealed, hand, threads };
+        board.watch(walk(&mut crew));
+        crew.end()
+    });
+    board.into_result().map(|()| hands)
 }
 
-impl<'a> Crew<'a, '_> {
-    /// Names of one inode are linked to each other by one thread alone.
-    pub(super) fn takes(&self, entry: &Entry) -> bool {
-        self.queue.is_some() && !entry.linked
+/// What the walk sees of the threads that copy for it.
+#[derive(Debug)]
+pub(super) struct Crew<'scope, 'env, 'a> {
+    scope: &'scope Scope<'scope, 'env>,
+    board: &'env Board<'a>,
+    closing: Closing<'env, 'a>,
+    site: &'a Site,
+    sealed: bool,
+    /// The walk's own.
+    pub(super) hand: Hand<'a>,
+    threads: Vec<ScopedJoinHandle<'scope, Hand<'a>>>,
+}
+
+impl<'a> Crew<'_, '_, 'a> {
+    /// Whether so little was copied that nobody else is worth asking.
+    pub(super) fn is_alone(&self) -> bool {
+        let Done { copied, linked } = self.hand.copier.done;
+        let files = copied.files + linked.files + copied.bytes / FILE_BYTES;
+        self.threads.is_empty() && files < ALONE_FILES
     }
 
     pub(super) fn has_failed(&self) -> bool {
-        self.alarm.is_rung()
+        self.board.has_failed()
     }
 
-    /// Waits while there is enough to do.
-    pub(super) fn give(&self, pair: &Arc<Pair>, tasks: Vec<Task<'a>>) {
-        let (large, small): (Vec<_>, Vec<_>) =
-            tasks.into_iter().partition(|task| task.bytes() >= LARGE);
-        for tasks in large.into_iter().map(|task| vec![task]).chain(batches(small)) {
-            let job = Job { pair: Arc::clone(pair), tasks };
-            if let Some(queue) = &self.queue {
-                // Nobody is left to receive it only after a panic, which `join` passes on.
-                let _ = queue.send(job);
+    /// While there is enough to do, the walk does some of it before it goes on.
+    pub(super) fn give(&mut self, folder: Folder<'a>) -> Weak<Folder<'a>> {
+        self.start();
+        let folder = Arc::new(folder);
+        let held = Arc::downgrade(&folder);
+        self.board.put(folder);
+        if self.board.waiting() >= QUEUE {
+            let board = self.board;
+            board.work(&mut self.hand, Wait::Never, || board.waiting() < QUEUE / 2);
+        }
+        held
+    }
+
+    /// As many threads as the machine lets us start, even if that is none.
+    fn start(&mut self) {
+        if !self.threads.is_empty() {
+            return;
+        }
+        let processors = thread::available_parallelism().map_or(1, NonZero::get);
+        for _ in 1..processors.clamp(THREADS_MIN, THREADS_MAX) {
+            let (board, mut hand) = (self.board, Hand::new(self.site, self.sealed));
+            let work = move || {
+                board.work(&mut hand, Wait::ForMore, || false);
+                hand
+            };
+            let builder = thread::Builder::new().name("layer-copy".to_owned());
+            match builder.spawn_scoped(self.scope, work) {
+                Ok(thread) => self.threads.push(thread),
+                Err(_) => break,
             }
         }
     }
-}
 
-fn batches(tasks: Vec<Task>) -> impl Iterator<Item = Vec<Task>> {
-    let mut tasks = tasks.into_iter();
-    iter::from_fn(move || {
-        let (mut batch, mut bytes) = (Vec::new(), 0);
-        while batch.len() < BATCH_FILES
-            && bytes < BATCH_BYTES
-            && let Some(task) = tasks.next()
-        {
-            batch.push(task);
-            bytes += task.bytes();
-        }
-        (!batch.is_empty()).then_some(batch)
-    })
-}
-
-type Threads<'scope> = Vec<ScopedJoinHandle<'scope, Done>>;
-
-/// As many threads as the machine lets us start, even if that is none.
-fn start<'scope, 'a: 'scope>(
-    scope: &'scope Scope<'scope, '_>,
-    alarm: &'scope Alarm,
-    hire: impl Fn() -> LayerResult<Hand<'a>>,
-) -> LayerResult<(Option<SyncSender<Job<'a>>>, Threads<'scope>)> {
-    let processors = thread::available_parallelism().map_or(1, NonZero::get);
-    let (queue, jobs) = sync_channel(QUEUE);
-    let jobs = Arc::new(Mutex::new(jobs));
-    let mut threads = Vec::new();
-    for _ in 0..processors.clamp(THREADS_MIN, THREADS_MAX) {
-        let (hand, jobs) = (hire()?, Arc::clone(&jobs));
-        let builder = thread::Builder::new().name("layer-copy".to_owned());
-        match builder.spawn_scoped(scope, move || work(hand, &jobs, alarm)) {
-            Ok(thread) => threads.push(thread),
-            Err(_) => break,
-        }
+    fn end(mut self) -> Vec<Hand<'a>> {
+        drop(self.closing);
+        self.board.work(&mut self.hand, Wait::Never, || false);
+        let others = self
+            .threads
+            .into_iter()
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        others.chain([self.hand]).collect()
     }
-    Ok(((!threads.is_empty()).then_some(queue), threads))
 }
 
-fn work<'a>(mut hand: Hand<'a>, jobs: &Mutex<Receiver<Job<'a>>>, alarm: &Alarm) -> Done {
-    while let Some(job) = next(jobs) {
-        // The walk may wait for room in the queue, so it is emptied all the same.
-        if !alarm.is_rung() {
-            alarm.watch(hand.work(job, alarm));
-        }
-    }
-    hand.copier.done
-}
-
-fn next<'a>(jobs: &Mutex<Receiver<Job<'a>>>) -> Option<Job<'a>> {
-    jobs.lock().unwrap_or_else(PoisonError::into_inner).recv().ok()
-}
-
-fn join(thread: ScopedJoinHandle<Done>) -> Done {
-    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-}
-
-pub(super) fn sum(a: Done, b: Done) -> Done {
+/// What all of them did.
+pub(super) fn sum(hands: &[Hand]) -> Done {
     let plus = |a: LayerSize, b: LayerSize| LayerSize {
         bytes: a.bytes + b.bytes,
         files: a.files + b.files,
     };
-    Done { copied: plus(a.copied, b.copied), linked: plus(a.linked, b.linked) }
-}
-
-/// The first failure of all threads, which stops them all.
-#[derive(Debug, Default)]
-pub(super) struct Alarm {
-    rung: AtomicBool,
-    first: Mutex<Option<LayerError>>,
-}
-
-impl Alarm {
-    pub(super) fn is_rung(&self) -> bool {
-        self.rung.load(Ordering::Relaxed)
-    }
-
-    fn watch(&self, result: LayerResult<()>) {
-        if let Err(err) = result {
-            self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(err);
-            self.rung.store(true, Ordering::Relaxed);
-        }
-    }
-
-    fn into_result(self) -> LayerResult<()> {
-        self.first.into_inner().unwrap_or_else(PoisonError::into_inner).map_or(Ok(()), Err)
-    }
+    let add = |a: Done, b: Done| Done {
+        copied: plus(a.copied, b.copied),
+        linked: plus(a.linked, b.linked),
+    };
+    hands.iter().map(|hand| hand.copier.done).fold(Done::default(), add)
 }

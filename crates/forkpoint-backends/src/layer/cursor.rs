@@ -121,13 +121,21 @@ impl DirCursor {
 
 /// Every name in a directory but `.` and `..`, with its type as far as the directory tells it.
 pub(super) fn names(directory: BorrowedFd<'_>) -> Result<Vec<(CString, FileType)>, Fault> {
+    let listed = numbered_names(directory)?;
+    Ok(listed.into_iter().map(|(_, name, kind)| (name, kind)).collect())
+}
+
+/// The same, each with the number of its inode in front.
+pub(super) fn numbered_names(
+    directory: BorrowedFd<'_>,
+) -> Result<Vec<(u64, CString, FileType)>, Fault> {
     let mut names = Vec::new();
     let mut buffer = [MaybeUninit::uninit(); 16 * 1024];
     let mut raw = RawDir::new(directory, &mut buffer);
     while let Some(entry) = raw.next() {
         let entry = entry.during("list")?;
         if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
-            names.push((entry.file_name().to_owned(), entry.file_type()));
+            names.push((entry.ino(), entry.file_name().to_owned(), entry.file_type()));
         }
     }
     Ok(names)

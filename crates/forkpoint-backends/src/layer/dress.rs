@@ -34,7 +34,7 @@ impl LayerStore {
         let (source, target) = (open_path(from)?, open_path(to)?);
         let copy = || -> Result<(), Fault> {
             let stat = fstat(&target).during("inspect")?;
-            let mut attributes = Attributes::new(self.marks(), &stat);
+            let mut attributes = Attributes::new(self.marks(), (stat.st_uid, stat.st_gid));
             let (source, target) = (Place::Open(source.as_fd()), Place::Open(target.as_fd()));
             attributes.copy_extended(source, target, false).map(drop)
         };
@@ -50,7 +50,8 @@ pub(crate) fn dress(from: &Path, to: &Path) -> LayerResult<()> {
         let newborn = fstat(&target).during("inspect")?;
         let (source, target) = (Place::Open(source.as_fd()), Place::Open(target.as_fd()));
         undress(target)?;
-        Attributes::new(Marks::Plain, &newborn).copy(source, &stat, target, false)?;
+        let newborn = (newborn.st_uid, newborn.st_gid);
+        Attributes::new(Marks::Plain, newborn).copy(source, &stat, target, false)?;
         set_times(target, &stat)
     };
     copy().at(|| to.to_owned())

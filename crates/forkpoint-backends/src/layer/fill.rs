@@ -1,7 +1,8 @@
 //! What is done to one directory of a layer, by whichever thread: copy files into it, and finish it.
 
 use std::{
-    ffi::OsStr,
+    borrow::Cow,
+    ffi::{CStr, OsStr},
     os::{
         fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt as _,
@@ -9,148 +10,219 @@ use std::{
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
-use rustix::fs::{Stat, fstat};
+use rustix::fs::{FileType, Stat, fstat};
 
 use super::{
     LayerResult,
     attributes::{Place, set_times},
     copy::Copier,
-    crew::Alarm,
     error::{At as _, During as _, Fault},
-    plan::{DirectoryPlan, Plan},
-    tree::{Directory, Entry, Print, Tree},
+    marks::Marks,
+    site::Site,
+    tree::{Entry, Print, is_linked},
 };
 
-/// Files of one directory, which one thread copies.
-#[derive(Debug)]
-pub(super) struct Job<'a> {
-    pub(super) pair: Arc<Pair>,
-    pub(super) tasks: Vec<Task<'a>>,
-}
-
-/// A file, and how it comes into the copy.
-#[derive(Clone, Copy, Debug)]
+/// Something that is no directory, and how it comes into the copy.
+#[derive(Clone, Debug)]
 pub(super) struct Task<'a> {
-    pub(super) entry: &'a Entry,
-    /// The base has it as it is.
-    pub(super) same: bool,
+    pub(super) name: Cow<'a, CStr>,
+    pub(super) known: Known<'a>,
 }
 
-impl Task<'_> {
-    /// To copy.
-    pub(super) fn bytes(self) -> u64 {
-        if self.same { 0 } else { self.entry.print.len_bytes }
-    }
+/// What was seen of it before.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Known<'a> {
+    /// No more than what the directory tells.
+    Type(FileType),
+    All(&'a Entry),
+    /// And the base has it as it is.
+    Same(&'a Entry),
 }
 
 /// A directory of the source and its copy, for as long as files are copied between them, which may
 /// be longer than the walk stays there.
 #[derive(Debug)]
-pub(super) struct Pair {
-    /// In the tree.
-    pub(super) index: usize,
-    pub(super) from: OwnedFd,
-    pub(super) to: OwnedFd,
+pub(super) struct Folder<'a> {
+    from: OwnedFd,
+    to: OwnedFd,
     /// The same directory of an earlier layer.
-    pub(super) base: Option<OwnedFd>,
+    base: Option<OwnedFd>,
     /// Of the source, for messages.
-    pub(super) path: PathBuf,
+    path: PathBuf,
+    marking: Arc<Marking>,
+    tasks: Vec<Task<'a>>,
+    /// The first task that nobody has.
+    next: AtomicUsize,
+    /// Somebody works through it.
+    pub(super) taken: AtomicBool,
     /// The walk will not come back, so that the last one here finishes the directory.
     pub(super) left: AtomicBool,
+}
+
+impl<'a> Folder<'a> {
+    pub(super) fn open(
+        ends: Ends,
+        marking: &Arc<Marking>,
+        path: PathBuf,
+        tasks: Vec<Task<'a>>,
+    ) -> Result<Self, Fault> {
+        let open = |fd: BorrowedFd| fd.try_clone_to_owned().during("open");
+        Ok(Self {
+            from: open(ends.from)?,
+            to: open(ends.to)?,
+            base: ends.base.map(open).transpose()?,
+            path,
+            marking: Arc::clone(marking),
+            tasks,
+            next: AtomicUsize::new(0),
+            taken: AtomicBool::new(false),
+            left: AtomicBool::new(false),
+        })
+    }
+
+    /// A task that nobody else gets.
+    pub(super) fn take(&self) -> Option<&Task<'a>> {
+        // It may go beyond the end, once for each thread that looks.
+        self.tasks.get(self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub(super) fn remaining(&self) -> usize {
+        self.tasks.len().saturating_sub(self.next.load(Ordering::Relaxed))
+    }
+
+    fn ends(&self) -> Ends<'_> {
+        let (from, to) = (self.from.as_fd(), self.to.as_fd());
+        Ends { from, base: self.base.as_ref().map(OwnedFd::as_fd), to, marking: &self.marking }
+    }
+}
+
+/// What a directory of a layer says to overlayfs.
+#[derive(Debug)]
+pub(super) struct Marking {
+    /// In the tree.
+    pub(super) index: usize,
+    pub(super) opaque: bool,
+    /// Has whiteouts in it.
+    pub(super) whiteouts: AtomicBool,
+}
+
+impl Marking {
+    pub(super) fn new(index: usize, opaque: bool, whiteouts: bool) -> Self {
+        Self { index, opaque, whiteouts: AtomicBool::new(whiteouts) }
+    }
+}
+
+/// A directory, its copy, and what an earlier layer has of it.
+#[derive(Clone, Copy)]
+pub(super) struct Ends<'a> {
+    pub(super) from: BorrowedFd<'a>,
+    pub(super) base: Option<BorrowedFd<'a>>,
+    pub(super) to: BorrowedFd<'a>,
+    pub(super) marking: &'a Marking,
 }
 
 /// Has what a thread needs to copy.
 #[derive(Debug)]
 pub(super) struct Hand<'a> {
-    pub(super) tree: &'a Tree,
-    pub(super) plan: &'a Plan,
     /// The source is a layer: a file gets more names meanwhile, which shows in its print.
-    pub(super) sealed: bool,
+    sealed: bool,
     pub(super) copier: Copier<'a>,
+    /// What was not known before, with the index of its directory.
+    pub(super) found: Vec<(usize, Entry)>,
 }
 
 impl<'a> Hand<'a> {
-    pub(super) fn at(&self, index: usize) -> (&'a Directory, &'a DirectoryPlan) {
-        (&self.tree.directories[index], &self.plan.directories[index])
+    pub(super) fn new(site: &'a Site, sealed: bool) -> Self {
+        Self { sealed, copier: Copier::new(site), found: Vec::new() }
     }
 
-    /// Stops half-way at an alarm: nobody wants the rest.
-    pub(super) fn work(&mut self, job: Job, alarm: &Alarm) -> LayerResult<()> {
-        let Job { pair, tasks } = job;
-        let base = pair.base.as_ref().map(OwnedFd::as_fd);
-        for task in tasks {
-            if alarm.is_rung() {
-                return Ok(());
+    pub(super) fn marks(&self) -> Marks {
+        self.copier.attributes.marks
+    }
+
+    /// One of a folder's tasks.
+    pub(super) fn work(&mut self, folder: &Folder, task: &Task) -> LayerResult<()> {
+        let path = || folder.path.join(OsStr::from_bytes(task.name.to_bytes()));
+        self.bring(folder.ends(), task).at(path)
+    }
+
+    pub(super) fn bring(&mut self, ends: Ends, task: &Task) -> Result<(), Fault> {
+        match task.known {
+            Known::Type(kind) => self.find(ends, &task.name, kind),
+            Known::All(entry) => self.copy(ends, entry),
+            Known::Same(entry) => {
+                let alike = |stat: &Stat| Print::of(stat).is_like(&entry.print);
+                let name = &entry.name;
+                match ends.base {
+                    Some(base)
+                        if self.copier.share(base, ends.to, name, entry.linked, alike)? =>
+                    {
+                        Ok(())
+                    }
+                    _ => self.copy(ends, entry),
+                }
             }
-            self.bring(pair.from.as_fd(), base, pair.to.as_fd(), task)
-                .at(|| pair.path.join(OsStr::from_bytes(task.entry.name.to_bytes())))?;
         }
-        self.release(pair)
     }
 
-    pub(super) fn bring(
-        &mut self,
-        from: BorrowedFd,
-        base: Option<BorrowedFd>,
-        to: BorrowedFd,
-        Task { entry, same }: Task,
-    ) -> Result<(), Fault> {
-        if let Some(base) = base.filter(|_| same) {
-            let alike = |stat: &Stat| Print::of(stat).is_like(&entry.print);
-            if self.copier.share(base, to, &entry.name, entry.linked, alike)? {
-                return Ok(());
-            }
-        }
-        self.copy(from, to, entry)
+    fn find(&mut self, ends: Ends, name: &CStr, kind: FileType) -> Result<(), Fault> {
+        let stat = match kind {
+            FileType::RegularFile => self.copier.copy_found(ends.from, ends.to, name)?,
+            _ => self.copier.copy(ends.from, ends.to, name, |_| true)?,
+        };
+        let (print, linked) = (Print::of(&stat), is_linked(&stat, self.marks()));
+        self.note_whiteout(ends.marking, &print);
+        let entry = Entry { name: name.to_owned(), print, linked, racy: false, child: None };
+        self.found.push((ends.marking.index, entry));
+        Ok(())
     }
 
-    fn copy(&mut self, from: BorrowedFd, to: BorrowedFd, entry: &Entry) -> Result<(), Fault> {
+    fn copy(&mut self, ends: Ends, entry: &Entry) -> Result<(), Fault> {
         let sealed = self.sealed;
-        // Names of one inode are known as such beforehand: one thread alone copies them all.
         let same = |stat: &Stat| {
             let print = Print::of(stat);
             print == entry.print && (entry.linked || stat.st_nlink <= 1)
                 || sealed && print.ino == entry.print.ino && print.is_like(&entry.print)
                 || entry.print.is_whiteout()
         };
+        self.note_whiteout(ends.marking, &entry.print);
         match entry.print.is_file() && !entry.linked {
-            true => self.copier.copy_plain(from, to, &entry.name, same),
-            false => self.copier.copy(from, to, &entry.name, same),
+            true => self.copier.copy_plain(ends.from, ends.to, &entry.name, same),
+            false => self.copier.copy(ends.from, ends.to, &entry.name, same).map(drop),
         }
     }
 
-    pub(super) fn release(&mut self, pair: Arc<Pair>) -> LayerResult<()> {
-        match Arc::into_inner(pair) {
-            Some(pair) if pair.left.load(Ordering::Relaxed) => {
-                self.finish(pair.index, pair.from.as_fd(), pair.to.as_fd()).at(|| pair.path)
+    fn note_whiteout(&self, marking: &Marking, print: &Print) {
+        if print.is_whiteout() {
+            marking.whiteouts.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// To be called with every reference that is not the last one to be dropped for sure.
+    pub(super) fn release(&mut self, folder: Arc<Folder>) -> LayerResult<()> {
+        match Arc::into_inner(folder) {
+            Some(folder) if folder.left.load(Ordering::Relaxed) => {
+                self.finish(folder.ends()).at(|| folder.path.clone())
             }
             _ => Ok(()),
         }
     }
 
     /// Last, since what is written into a directory changes its times, and its mode may forbid it.
-    pub(super) fn finish(
-        &mut self,
-        index: usize,
-        from: BorrowedFd,
-        to: BorrowedFd,
-    ) -> Result<(), Fault> {
-        let (directory, plan) = self.at(index);
-        let stat = fstat(from).during("inspect")?;
+    pub(super) fn finish(&mut self, ends: Ends) -> Result<(), Fault> {
+        let stat = fstat(ends.from).during("inspect")?;
         let attributes = &mut self.copier.attributes;
-        attributes.copy(Place::Open(from), &stat, Place::Open(to), false)?;
-        if plan.opaque {
-            attributes.marks.set_opaque(to)?;
+        attributes.copy(Place::Open(ends.from), &stat, Place::Open(ends.to), false)?;
+        if ends.marking.opaque {
+            attributes.marks.set_opaque(ends.to)?;
         }
-        let entries = directory.entries.iter().zip(&plan.taken);
-        let whiteouts = entries.filter(|(entry, taken)| **taken && entry.print.is_whiteout());
-        if !plan.gone.is_empty() || whiteouts.count() > 0 {
-            attributes.marks.set_whiteouts(to)?;
+        if ends.marking.whiteouts.load(Ordering::Relaxed) {
+            attributes.marks.set_whiteouts(ends.to)?;
         }
-        set_times(Place::Open(to), &stat)
+        set_times(Place::Open(ends.to), &stat)
     }
 }

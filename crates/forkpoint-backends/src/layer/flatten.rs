@@ -5,7 +5,6 @@
 
 use std::{
     ffi::{CStr, CString},
-    os::fd::AsFd as _,
     path::PathBuf,
 };
 
@@ -22,6 +21,7 @@ use super::{
     error::{At as _, During as _, Fault},
     marks::put_whiteout,
     merged::{Found, Kind, look},
+    site::Site,
     stage::Stage,
     store::open_path,
 };
@@ -55,8 +55,8 @@ impl Stage {
         let open = |tree: &PathBuf| Ok(DirCursor::new(tree.clone(), open_path(tree)?, keep));
         let cursors = trees.iter().map(open).collect::<LayerResult<Vec<_>>>()?;
         let (to, links) = self.openings()?;
-        let copier = Copier::new(self.marks(), links.as_fd()).at(|| self.path())?;
-        let mut merger = Merger { layers: cursors, to, copier, below };
+        let site = Site::new(self.marks(), links).at(|| self.path())?;
+        let mut merger = Merger { layers: cursors, to, copier: Copier::new(&site), below };
         merger.merge()?;
         let done = merger.copier.done;
         self.add(done.copied);
@@ -168,7 +168,7 @@ impl Merger<'_> {
             }
             // Another file system, too many links, or a file of somebody else's.
             Err(Errno::XDEV | Errno::MLINK | Errno::PERM) => {
-                self.copier.copy(from, self.to.fd(), name, |_| true)
+                self.copier.copy(from, self.to.fd(), name, |_| true).map(drop)
             }
             Err(err) => Err(err).during("link"),
         }

@@ -6,10 +6,11 @@ use rustix::fs::{AtFlags, Dir, FileType, Stat, statat};
 
 use super::{
     LayerResult, LayerSize,
-    copy::{allocated, file_id},
+    copy::allocated,
     cursor::{DirCursor, FileId, names, open_directory},
     error::{At as _, During as _, Fault},
     marks::is_whiteout,
+    site::file_id,
 };
 
 pub(super) fn measure(mut cursor: DirCursor) -> LayerResult<LayerSize> {

@@ -9,7 +9,8 @@ use std::{
 use rustix::io::Errno;
 
 use super::{
-    CaptureSpec, LayerError, LayerResult,
+    LayerError, LayerResult,
+    capture::{Source, Way, bring_changes},
     cursor::{DirCursor, KEEP},
     error::{At as _, During as _, Fault},
     stage::Stage,
@@ -38,7 +39,9 @@ impl Stage {
         let to = open_path(&path)?;
         self.marks().set_opaque(&to).at(|| path.clone())?;
         let cursor = DirCursor::new(path.clone(), to, KEEP);
-        self.capture_into(&CaptureSpec::new(source), cursor, links).map_err(explained)?;
+        let way = Way { marks: self.marks(), links, to: cursor, base: None, sealed: false };
+        let brought = Source::open(source).and_then(|source| bring_changes(source, None, way));
+        self.add(brought.map_err(explained)?.1.copied);
         // Attributes of overlayfs are not among those that were copied.
         self.marks().set_opaque(open_path(&path)?).at(|| path)
     }

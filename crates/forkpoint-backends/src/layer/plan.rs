@@ -57,11 +57,6 @@ impl Plan {
         plan
     }
 
-    /// How many files are copied.
-    pub(super) fn taken_count(&self) -> usize {
-        self.directories.iter().flat_map(|plan| &plan.taken).filter(|taken| **taken).count()
-    }
-
     pub(super) fn is_whole(&self) -> bool {
         self.plain
     }

@@ -117,11 +117,6 @@ impl Tree {
         Ok(Self { directories })
     }
 
-    pub(super) fn file_count(&self) -> usize {
-        let entries = self.directories.iter().flat_map(|directory| &directory.entries);
-        entries.filter(|entry| entry.child.is_none()).count()
-    }
-
     /// Whatever has one of these inodes may change without a trace.
     pub(super) fn mark_inodes(&mut self, inodes: &HashSet<u64>) {
         for entry in self.directories.iter_mut().flat_map(|directory| &mut directory.entries) {
@@ -213,11 +208,16 @@ fn inspect_all(
     })
 }
 
-fn inspect(cursor: &DirCursor, name: CString, marks: Marks) -> Result<Entry, Fault> {
+pub(super) fn inspect(cursor: &DirCursor, name: CString, marks: Marks) -> Result<Entry, Fault> {
     let stat = statat(cursor.fd(), &name, AtFlags::SYMLINK_NOFOLLOW).during("inspect")?;
-    let print = Print::of(&stat);
-    let linked = stat.st_nlink > 1 && !print.is_dir() && !marks.is_whiteout(&stat);
+    let (print, linked) = (Print::of(&stat), is_linked(&stat, marks));
     Ok(Entry { name, print, linked, racy: false, child: None })
+}
+
+/// Whether it has other names. The kernel shares one inode between whiteouts.
+pub(super) fn is_linked(stat: &Stat, marks: Marks) -> bool {
+    let is_dir = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
+    stat.st_nlink > 1 && !is_dir && !marks.is_whiteout(stat)
 }
 
 #[cfg(test)]

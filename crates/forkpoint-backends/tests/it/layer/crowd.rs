@@ -6,10 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forkpoint_backends::layer::{CaptureSpec, LayerError, Marks};
-use rustix::fs::{Mode, XattrFlags, chmod, lsetxattr};
+use forkpoint_backends::layer::{CaptureSpec, LayerError, Marks, describe_upper};
+use rustix::fs::{CWD, FileType, Mode, XattrFlags, chmod, lsetxattr, mkdirat, mknodat};
 
-use super::{Scene, merge::merge, name, settle, view};
+use super::{Scene, is_root, merge::merge, name, settle, view};
 
 const DIRECTORIES: usize = 40;
 const FILES: usize = 25;
@@ -102,6 +102,34 @@ fn many_files_keep_their_links_and_attributes() {
     for layer in scene.store.list().unwrap() {
         scene.store.discard(layer.as_str()).unwrap();
     }
+    scene.assert_clean();
+}
+
+/// Whoever copies is who looks: the next capture must be able to rely on it.
+#[test]
+fn what_is_copied_at_first_sight_is_told_as_if_it_had_been_looked_at_before() {
+    let scene = Scene::new();
+    populate(&scene);
+    link_across(&scene);
+    deepen(scene.upper());
+    symlink("nowhere", directory(&scene, 1).join("symlink")).unwrap();
+    let fifo = directory(&scene, 2).join("fifo");
+    mknodat(CWD, &fifo, FileType::Fifo, Mode::RUSR, 0).unwrap();
+    if is_root() {
+        let whiteout = directory(&scene, 3).join("whiteout");
+        mknodat(CWD, &whiteout, FileType::CharacterDevice, Mode::empty(), 0).unwrap();
+        mkdirat(CWD, directory(&scene, 3).join("opaque"), Mode::RWXU).unwrap();
+        let opaque = directory(&scene, 3).join("opaque");
+        set_attribute(&opaque, "trusted.overlay.opaque", b"y");
+    }
+    settle();
+    let upper = scene.upper();
+    let spec = CaptureSpec::new(&upper);
+    let looked = describe_upper(&spec, scene.store.marks()).unwrap();
+    let mut stage = scene.store.stage(name(1), None).unwrap();
+    let captured = stage.capture(&spec).unwrap();
+    assert_eq!(captured, looked.manifest);
+    drop(stage);
     scene.assert_clean();
 }
 
