@@ -58,7 +58,7 @@ pub const ALL: [Case; 23] = [
 
 impl Bench<'_> {
     fn product(&self) -> Product<'_> {
-        Product::open(self.runtime, self.ground.directory())
+        Product::open(self.runtime, self.ground.directory(), self.options.warm)
     }
 
     /// How often, in full and in short.

@@ -22,6 +22,8 @@ pub struct Options {
     pub peers: PeersWanted,
     /// Only the cases whose name holds this.
     pub only: Option<String>,
+    /// How many sandboxes the product keeps ready.
+    pub warm: usize,
 }
 
 impl Options {
@@ -37,6 +39,10 @@ impl Options {
                 "--dir" => options.dir = Some(value()?.into()),
                 "--cli" => options.cli = Some(value()?.into()),
                 "--only" => options.only = Some(value()?),
+                "--warm" => {
+                    let text = value()?;
+                    options.warm = text.parse().map_err(|_| format!("`{text}` is no number"))?;
+                }
                 "--peers" => options.peers = peers(&value()?)?,
                 _ => return Err(format!("there is no `{argument}`")),
             }

@@ -9,7 +9,7 @@ use std::{
 
 use forkpoint_backends::{
     catalog::SqliteCatalog,
-    driver::local::{LocalConfig, LocalDriver},
+    driver::local::{LocalConfig, LocalDriver, Warmth},
     environment::SystemEnvironment,
 };
 use forkpoint_core::{
@@ -34,6 +34,7 @@ pub struct Product<'a> {
     driver: Arc<LocalDriver>,
     /// Of the driver.
     root: PathBuf,
+    warm: usize,
     _directory: TempDir,
 }
 
@@ -59,15 +60,16 @@ impl Limits {
 impl<'a> Product<'a> {
     /// With one sandbox made and destroyed, so that nothing is done for the first time.
     #[must_use]
-    pub fn open(runtime: &'a Runtime, directory: TempDir) -> Self {
+    pub fn open(runtime: &'a Runtime, directory: TempDir, warm: usize) -> Self {
         let root = directory.path().join("local");
-        let driver = Arc::new(LocalDriver::open(LocalConfig::new(&root)).unwrap());
+        let config = LocalConfig { warm, ..LocalConfig::new(&root) };
+        let driver = Arc::new(LocalDriver::open(config).unwrap());
         let catalog = Arc::new(SqliteCatalog::open(directory.path().join("catalog.db")).unwrap());
         let environment = Arc::new(SystemEnvironment::new(runtime.handle().clone()));
         let drivers = [Arc::clone(&driver) as Arc<dyn Driver>];
         let engine =
             Engine::new(drivers, catalog, environment, EngineConfig::new("local")).unwrap();
-        let product = Self { runtime, engine, driver, root, _directory: directory };
+        let product = Self { runtime, engine, driver, root, warm, _directory: directory };
         let id = product.create(Limits::None).1;
         product.exec(&id);
         product.destroy(&id);
@@ -182,11 +184,12 @@ impl<'a> Product<'a> {
         self.rest();
     }
 
-    /// Returns when the background has deleted what was thrown away.
+    /// Returns when the background has deleted what was thrown away, and made what is kept ready.
     pub fn rest(&self) {
         let (trash, start) = (self.root.join("store/trash"), Instant::now());
         let is_empty = || fs::read_dir(&trash).is_ok_and(|mut entries| entries.next().is_none());
-        while !is_empty() && start.elapsed() < REST {
+        let is_warm = || self.driver.warmth().ready == self.warm;
+        while !(is_empty() && is_warm()) && start.elapsed() < REST {
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -203,6 +206,10 @@ impl<'a> Product<'a> {
 impl Drop for Product<'_> {
     /// Also of what a case that failed left.
     fn drop(&mut self) {
+        if self.warm > 0 {
+            let Warmth { used, missed, lost, .. } = self.driver.warmth();
+            eprintln!("kept ready: {used} used, {missed} missed, {lost} lost");
+        }
         self.runtime.block_on(async {
             for id in self.driver.list().await.unwrap_or_default() {
                 if let Err(err) = self.driver.destroy(id).await {

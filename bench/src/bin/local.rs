@@ -10,6 +10,7 @@
 //! | `--peers found\|start\|none` | others that answer (default); a Docker daemon of our own; none |
 //! | `--cli PATH` | the `forkpoint` program; else the one beside this |
 //! | `--dir DIR` | state there, instead of on a file system of our own |
+//! | `--warm N` | with so many sandboxes kept ready; each round begins when all of them are |
 //! | `--only WORD` | only the cases whose name holds it |
 //! | `--json FILE` | all figures |
 //!

@@ -21,6 +21,8 @@ mod left;
 mod local;
 #[path = "processes/parent.rs"]
 mod parent;
+#[path = "processes/warm.rs"]
+mod warm;
 
 /// What a child must know, in its environment.
 const DIRECTORY: &str = "FORKPOINT_TEST_DIRECTORY";
@@ -42,6 +44,10 @@ fn main() -> ExitCode {
         local::work_for_ever(directory.as_ref());
         return ExitCode::SUCCESS;
     }
+    if let Ok(directory) = env::var(warm::DIRECTORY) {
+        warm::keep_ready(directory.as_ref());
+        return ExitCode::SUCCESS;
+    }
     let catalog = Trial::test("killed_processes_leave_nothing_behind", || {
         parent::kill_again_and_again();
         Ok(())
@@ -58,6 +64,10 @@ fn main() -> ExitCode {
         left::fail_at_work();
         Ok(())
     });
-    let trials = vec![catalog, layers, local, failing];
+    let warm = Trial::test("a_killed_driver_leaves_nothing_of_what_it_kept_ready", || {
+        warm::kill_in_every_way();
+        Ok(())
+    });
+    let trials = vec![catalog, layers, local, failing, warm];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

@@ -41,6 +41,8 @@ pub(crate) enum Need {
     Records,
     /// What sandboxes are launched from takes a moment to start.
     Launcher,
+    /// One after the other, by a process that stays: some are kept ready, if that is configured.
+    Launches,
 }
 
 /// What works on a data directory.
@@ -63,8 +65,9 @@ pub(crate) async fn open(
     let file = data.join("catalog.db");
     // Each takes its time, and neither needs the other.
     let catalog = thread::spawn(|| SqliteCatalog::open_here(file));
-    let driver = LocalDriver::open(local(data))?;
-    if need == Need::Launcher {
+    let warm = if need == Need::Launches { config.settings.warm } else { 0 };
+    let driver = LocalDriver::open(LocalConfig { warm, ..local(data) })?;
+    if need != Need::Records {
         // It starts while the catalog is opened.
         driver.warm_up();
     }

@@ -53,12 +53,14 @@ pub(in crate::driver) mod spool;
 mod sys;
 mod template;
 mod templates;
+mod warm;
 mod wire;
 mod workspace;
 
 use host::{Host, failed, layer_error};
 use sandbox::LocalSandbox;
 pub use templates::{Removal, TemplateKind, TemplateRecord, Templates, template_names};
+pub use warm::{WARM_MAX, Warmth};
 
 use crate::layer::LayerError;
 
@@ -75,11 +77,14 @@ pub struct LocalConfig {
     /// As root, whether the users of a sandbox are nobody outside. Turn it off only where the kernel
     /// or the file system cannot do it.
     pub map_users: bool,
+    /// How many sandboxes are kept ready for whoever wants one next, up to [`WARM_MAX`]. For a process that
+    /// stays: they are made in the background, and end with it. Without root there are none.
+    pub warm: usize,
 }
 
 impl LocalConfig {
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), helper: None, map_users: true }
+        Self { root: root.into(), helper: None, map_users: true, warm: 0 }
     }
 }
 
@@ -139,6 +144,12 @@ impl LocalDriver {
         // A thread that starts a program stands still until the kernel has loaded it. If there can
         // be no thread, whoever launches the first sandbox does it.
         let _ = std::thread::Builder::new().spawn(move || host.warm_up());
+    }
+
+    /// Of the sandboxes that are kept ready ([`LocalConfig::warm`]).
+    #[must_use]
+    pub fn warmth(&self) -> Warmth {
+        self.host.pool.warmth()
     }
 
     /// The starting points that have a name here.

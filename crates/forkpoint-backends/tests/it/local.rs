@@ -34,6 +34,7 @@ mod templates;
 mod together;
 mod trees;
 mod unchanged;
+mod warm;
 mod workspace;
 
 mod unprivileged;
@@ -44,6 +45,8 @@ const HELPER: &str = "FORKPOINT_TEST_HELPER";
 struct Machine {
     directory: Directory,
     map_users: bool,
+    /// How many sandboxes are kept ready.
+    warm: usize,
 }
 
 /// Its own, or one that another looks at as well and removes.
@@ -63,23 +66,24 @@ impl Directory {
 
 impl Machine {
     fn new(map_users: bool) -> Self {
-        Self { directory: Directory::Own(TempDir::new().unwrap()), map_users }
+        Self { directory: Directory::Own(TempDir::new().unwrap()), map_users, warm: 0 }
     }
 
     fn beside(directory: &Path) -> Self {
-        Self { directory: Directory::Beside(directory.to_owned()), map_users: true }
+        Self { directory: Directory::Beside(directory.to_owned()), map_users: true, warm: 0 }
     }
 
     fn local(&self) -> LocalDriver {
-        let helper = Some(helper());
-        let root = self.directory.path().join("local");
-        LocalDriver::open(LocalConfig { root, helper, map_users: self.map_users }).unwrap()
+        let (helper, root) = (Some(helper()), self.directory.path().join("local"));
+        let Self { map_users, warm, .. } = *self;
+        LocalDriver::open(LocalConfig { root, helper, map_users, warm }).unwrap()
     }
 }
 
 /// A case that failed leaves nothing behind either.
 impl Drop for Machine {
     fn drop(&mut self) {
+        self.warm = 0;
         let driver = self.local();
         run(async {
             for id in driver.list().await.unwrap_or_default() {
@@ -96,7 +100,9 @@ fn helper() -> PathBuf {
 
 impl DriverFixture for Machine {
     fn driver(&self) -> Arc<dyn Driver> {
-        Arc::new(self.local())
+        let driver = self.local();
+        warm::until_ready(&driver, self.warm);
+        Arc::new(driver)
     }
 
     fn spec(&self) -> SandboxSpec {
@@ -140,4 +146,12 @@ mod mapped {
 
 mod plain {
     forkpoint_testkit::driver_conformance!(super::Machine::new(false));
+}
+
+mod mapped_and_warm {
+    forkpoint_testkit::driver_conformance!(super::warm::machine(true, 3));
+}
+
+mod plain_and_warm {
+    forkpoint_testkit::driver_conformance!(super::warm::machine(false, 3));
 }

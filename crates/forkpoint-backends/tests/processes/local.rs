@@ -58,7 +58,7 @@ fn dice(state: &mut u64) -> u64 {
     *state >> 33
 }
 
-fn random() -> u128 {
+pub(crate) fn random() -> u128 {
     let half = || u128::from(RandomState::new().hash_one(0));
     half() << 64 | half()
 }

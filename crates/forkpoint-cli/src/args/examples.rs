@@ -388,6 +388,10 @@ older snapshot manager can be named there too.
 Only `ttl` is for them too. What `before_snapshot` starts ends with it; what `after_restore` starts
 goes on unless it fails.
 
+[local] warm = 8 has the local driver keep so many sandboxes ready (at most 64), so that the next one
+is there sooner: in a process that stays and makes one after the other, and as root. A single command
+has no use for them, and makes none.
+
 Examples:
   forkpoint config show
   forkpoint config path

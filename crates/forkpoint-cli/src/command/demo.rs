@@ -60,7 +60,7 @@ pub(crate) async fn demo(out: &Output, args: &DemoArgs) -> Outcome {
     let place = Place::make()?;
     // The tour shows what the product does, not what this machine is configured to do.
     let config = Config::default();
-    let opened = match wire::open(place.path(), wire::Need::Launcher, &config, out).await {
+    let opened = match wire::open(place.path(), wire::Need::Launches, &config, out).await {
         Ok(opened) => opened,
         Err(err) => return Err(Failure::new(err, About::New { name: None, template: None })),
     };

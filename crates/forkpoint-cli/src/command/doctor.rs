@@ -4,7 +4,7 @@ use std::path::Path;
 
 use forkpoint_backends::driver::{
     docker,
-    local::{Check, Verdict, examine},
+    local::{Check, LocalConfig, Verdict, examine},
 };
 use serde::Serialize;
 
@@ -43,7 +43,8 @@ impl Section {
 }
 
 pub(crate) async fn doctor(out: &Output, config: &Config, data: &Path) -> Outcome {
-    let local = Section::new(examine(&wire::local(data)));
+    let warm = config.settings.warm;
+    let local = Section::new(examine(&LocalConfig { warm, ..wire::local(data) }));
     let docker = Section::new(containers(data).await);
     let driver = config.driver(None);
     let works = if driver == wire::DOCKER { docker.works } else { local.works };

@@ -2,6 +2,7 @@
 
 use std::{path::Path, str::FromStr, time::Duration};
 
+use forkpoint_backends::driver::local::WARM_MAX;
 use forkpoint_core::{
     Error,
     engine::OnFailure,
@@ -62,7 +63,7 @@ const HOOK_MAX: Duration = Duration::from_secs(3600);
 
 const NONE: fn() -> Value = || Value::Null;
 
-pub(super) static KEYS: [Key; 26] = [
+pub(super) static KEYS: [Key; 27] = [
     mighty("data_dir", NONE, |to, value, base| {
         let dir = Path::new(text(value)?);
         to.data_dir = Some(base.map_or_else(|| dir.to_owned(), |base| base.join(dir)));
@@ -123,6 +124,17 @@ pub(super) static KEYS: [Key; 26] = [
         || json!(4),
         |to, value, _| {
             to.parallel_forks = Some(usize::try_from(at_least_one(value)?).map_err(too_large)?);
+            Ok(())
+        },
+    ),
+    mighty(
+        "local.warm",
+        || json!(0),
+        |to, value, _| {
+            to.warm = match usize::try_from(whole(value)?).map_err(too_large)? {
+                count if count > WARM_MAX => return Err(format!("it is at most {WARM_MAX}")),
+                count => count,
+            };
             Ok(())
         },
     ),

@@ -21,6 +21,8 @@ pub(crate) struct Settings {
     pub(crate) max_agent_state: Option<usize>,
     pub(crate) max_forks: Option<usize>,
     pub(crate) parallel_forks: Option<usize>,
+    /// How many sandboxes the local driver keeps ready.
+    pub(crate) warm: usize,
     /// But for `keep_last`.
     pub(crate) retention: RetentionPolicy,
     pub(crate) keep_last: Option<u64>,

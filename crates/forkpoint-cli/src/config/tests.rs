@@ -83,6 +83,8 @@ fn every_section_is_read() {
         [forks]
         max = 8
         parallel = 2
+        [local]
+        warm = 8
         [retention]
         max_per_sandbox = 10
         keep_last = 3
@@ -111,6 +113,7 @@ fn every_section_is_read() {
     assert_eq!(config.settings.data_dir.as_deref(), Some("/etc/fp/data".as_ref()));
     assert_eq!((engine.default_driver.as_str(), engine.max_forks), ("docker", 8));
     assert_eq!((engine.max_agent_state_bytes, engine.parallel_forks), (2 << 20, 2));
+    assert_eq!(config.settings.warm, 8);
     assert!(engine.triggers.contains(forkpoint_core::trigger::Trigger::RunEnd));
     assert!(!engine.triggers.contains(forkpoint_core::trigger::Trigger::RunStart));
     let keep = KeepLast { count: 3, group: KeepGroup::Label("team".to_owned()) };
@@ -154,6 +157,8 @@ fn mistakes_name_the_file_the_line_and_the_way_out() {
         "colour = 1",
         "[retention]\nmax_total = \"ten\"",
         "[retention]\nkeep_last = 0",
+        "[local]\nwarm = 65",
+        "[local]\nwarm = -1",
         "[retention]\nmax_age_days = -1",
         "[retention]\nmax_age_days = 0",
         "[hooks]\ntimeout = \"2h\"",
@@ -185,6 +190,7 @@ fn a_file_that_was_found_may_only_do_what_is_harmless() {
         "[retention]\nmax_total = 1",
         "[snapshots]\nskip_unchanged = true",
         "[snapshots]\ntriggers = []",
+        "[local]\nwarm = 8",
         "[hooks]\nbefore_snapshot = \"true\"",
         "[hooks]\nafter_restore = \"true\"",
         "[hooks]\ntimeout = \"1h\"",

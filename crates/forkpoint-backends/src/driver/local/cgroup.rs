@@ -96,15 +96,28 @@ impl Cgroups {
     /// The limit of pids is for what runs in the sandbox: its first process, which is ours, comes
     /// on top.
     pub(super) fn create(&self, name: &str, limits: &Resources) -> Result<Cgroup, CgroupError> {
+        self.create_on(Cgroup::default(), name, limits)
+    }
+
+    /// The same for a process that was born already, into a cgroup without limits.
+    pub(super) fn create_on(
+        &self,
+        born_in: Cgroup,
+        name: &str,
+        limits: &Resources,
+    ) -> Result<Cgroup, CgroupError> {
         let limits = Limit::all(limits);
         for limit in &limits {
             if let Source::None(reason) = self.source(limit.controller()) {
                 return Err(limit.unavailable(reason.clone()));
             }
         }
-        let mut cgroup = Cgroup::default();
+        let is_ours = born_in.unified.is_none();
+        let mut cgroup = born_in;
         let filled = self.fill(&mut cgroup, name, &limits);
         if filled.is_err() {
+            // Who was born lives in it.
+            cgroup.unified.take_if(|_| !is_ours);
             let _ = cgroup.remove();
         }
         filled.map(|()| cgroup)
@@ -134,7 +147,7 @@ impl Cgroups {
 
     fn fill(&self, cgroup: &mut Cgroup, name: &str, limits: &[Limit]) -> Result<(), CgroupError> {
         let mut failures = Vec::new();
-        if let Ok(base) = &self.unified {
+        if let (Ok(base), None) = (&self.unified, &cgroup.unified) {
             let wanted = self.unified_controllers();
             let prepare = |shared: &Path| failures = enable(&wanted, base, shared);
             cgroup.unified = Some(make(base, name, prepare)?);

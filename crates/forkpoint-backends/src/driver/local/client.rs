@@ -12,6 +12,7 @@ use std::{
 };
 
 use rustix::fs::CWD;
+use serde::Serialize;
 
 use super::{
     mount::clone_tree,
@@ -48,17 +49,12 @@ impl Client {
 
     /// Waits for the answer.
     pub(super) fn order(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> Result<Outcome, Failure> {
-        let failed = |err: io::Error| Failure::new("ask the launcher", &err);
         let (ours, theirs) = wire::pair().map_err(failed)?;
         let mut all = vec![theirs.as_fd()];
         all.extend_from_slice(fds);
         self.send(order, &all).map_err(failed)?;
         drop(theirs);
-        match wire::receive(&ours).map_err(failed)? {
-            Some((Outcome::Failed(failure), _)) => Err(failure),
-            Some((outcome, _)) => Ok(outcome),
-            None => Err(failed(io::Error::other("it ended without an answer"))),
-        }
+        hear(&ours)
     }
 
     /// Nobody waits.
@@ -95,6 +91,29 @@ impl Client {
         // It is dead already, and only to be taken note of.
         let _ = dead.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait();
     }
+}
+
+/// Waits for the answer of one that has nothing else to do.
+pub(super) fn ask<T: Serialize>(
+    socket: &OwnedFd,
+    order: &T,
+    fds: &[BorrowedFd<'_>],
+) -> Result<Outcome, Failure> {
+    wire::send(socket, order, fds).map_err(failed)?;
+    hear(socket)
+}
+
+fn hear(socket: &OwnedFd) -> Result<Outcome, Failure> {
+    match wire::receive(socket).map_err(failed)? {
+        Some((Outcome::Failed(failure), _)) => Err(failure),
+        Some((outcome, _)) => Ok(outcome),
+        None => Err(failed(io::Error::other("it ended without an answer"))),
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "as `map_err` has it")]
+fn failed(err: io::Error) -> Failure {
+    Failure::new("ask the launcher", &err)
 }
 
 fn is_gone(err: &io::Error) -> bool {

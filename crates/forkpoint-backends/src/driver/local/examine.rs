@@ -6,7 +6,7 @@ use forkpoint_core::{id::SandboxId, spec::SandboxSpec};
 use rustix::{fs::ioctl_ficlone, system::uname};
 
 use super::{
-    Check, LocalConfig, Verdict,
+    Check, LocalConfig, Verdict, WARM_MAX,
     cgroup::{Cgroups, Version},
     host::Host,
 };
@@ -18,7 +18,20 @@ pub(super) fn examine(config: &LocalConfig) -> Vec<Check> {
     let mut checks = vec![kernel(), sandbox(config), users(config)];
     checks.extend(cgroups());
     checks.push(reflink(&config.root));
+    checks.extend((config.warm > 0).then(|| warm(config.warm)));
     checks
+}
+
+/// Told of where it was asked for.
+fn warm(count: usize) -> Check {
+    let name = "kept ready";
+    match rustix::process::geteuid().is_root() {
+        true => {
+            let detail = format!("{} sandboxes, in a process that stays", count.min(WARM_MAX));
+            check(name, Verdict::Yes, detail)
+        }
+        false => check(name, Verdict::Limited, "no sandbox: it takes root").or("run as root"),
+    }
 }
 
 fn check(name: &'static str, verdict: Verdict, detail: impl Into<String>) -> Check {
@@ -65,7 +78,7 @@ fn way_out_of_failure() -> &'static str {
 fn try_sandbox(config: &LocalConfig) -> Result<(), String> {
     let root = config.root.join(crate::layer::unique_name("examine"));
     let made = fs::create_dir_all(&root).map_err(|err| err.to_string()).and_then(|()| {
-        let config = LocalConfig { root: root.clone(), ..config.clone() };
+        let config = LocalConfig { root: root.clone(), warm: 0, ..config.clone() };
         try_in(config).map_err(|err| forkpoint_core::error::Chain(&err).to_string())
     });
     let _ = fs::remove_dir_all(&root);

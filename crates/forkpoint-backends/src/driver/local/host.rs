@@ -27,6 +27,7 @@ use super::{
     record::{self, Doomed, Place, Record},
     spawner::Order,
     template::{Base, TemplateError},
+    warm::Pool,
     wire::Failure,
     workspace::now,
 };
@@ -61,14 +62,15 @@ pub(super) struct Host {
     pub(super) root: PathBuf,
     pub(super) store: LayerStore,
     pub(super) cgroups: Cgroups,
-    pub(super) client: Client,
+    pub(super) client: Arc<Client>,
+    pub(super) pool: Pool,
     pub(super) last_gone_back_to: LastGoneBackTo,
     isolation: Isolation,
 }
 
 impl Host {
     pub(super) fn open(config: LocalConfig) -> DriverResult<Arc<Self>> {
-        let LocalConfig { root, helper, map_users } = config;
+        let LocalConfig { root, helper, map_users, warm } = config;
         let create = |path: &Path| fs::create_dir_all(path).map_err(io_error("create", path));
         create(&root)?;
         // What sandboxes write has owners and set-user-id bits, and means nothing on the host.
@@ -84,9 +86,11 @@ impl Host {
             (true, false) => Isolation::Plain,
             (false, _) => Isolation::Rootless,
         };
-        let (cgroups, client) = (Cgroups::find(), Client::new(helper, &root));
+        let (cgroups, client) = (Cgroups::find(), Arc::new(Client::new(helper, &root)));
+        let pool = Pool::new(warm, isolation, Arc::clone(&client), cgroups.clone());
+        let pool = pool.map_err(failed("keep sandboxes ready"))?;
         let last_gone_back_to = LastGoneBackTo::default();
-        Ok(Arc::new(Self { root, store, cgroups, client, last_gone_back_to, isolation }))
+        Ok(Arc::new(Self { root, store, cgroups, client, pool, last_gone_back_to, isolation }))
     }
 
     pub(super) fn isolation(&self) -> Isolation {
@@ -96,6 +100,7 @@ impl Host {
     /// Best effort: what does not start now is started when it is needed, and fails then.
     pub(super) fn warm_up(&self) {
         let _ = self.client.tell(&Order::Prepare(self.isolation), &[]);
+        self.pool.start();
     }
 
     pub(super) fn place(&self, id: SandboxId) -> Place {

@@ -49,6 +49,8 @@ use super::{
 };
 use crate::layer::Marks;
 
+pub(super) mod blank;
+
 const SHARED_MEMORY_MAX: u64 = 256 << 20;
 
 const BRING_BACK: &str = "bring processes back";
@@ -116,40 +118,30 @@ pub(super) fn launch(
     fds: Vec<OwnedFd>,
 ) -> Result<Outcome, Failure> {
     let fds = Fds::sort(spec, fds).doing("launch")?;
-    let own_network = spec.network == Network::None;
     let overlays = match spec.isolation {
         Isolation::Rootless => Vec::new(),
         _ => spawner_overlays(spec, shared)?,
     };
-    let sys = match spec.isolation {
-        Isolation::Rootless => None,
-        _ if own_network => None,
-        _ => Some(host_sys().doing("open /sys")?),
+    let mut furniture = Furniture {
+        overlays,
+        sys: sys_for(spec.isolation, spec.network)?,
+        own_network: spec.network == Network::None,
+        shared_memory_bytes: spec.shared_memory(),
+        files: spec.files.clone(),
     };
-    let files = spec.files.clone();
-    let shared_memory_bytes = shared_memory(spec.record.spec.resources.memory_bytes);
-    let mut furniture = Furniture { overlays, sys, own_network, shared_memory_bytes, files };
-    let plan = shared.images().map(Plan::lazily).transpose().map_err(not_back)?;
+    let plan = shared.images(&spec.images).map(Plan::lazily).transpose().map_err(not_back)?;
     let (ours, theirs) = wire::pair().doing("launch")?;
-    let mut flags = sys::NEW_REST;
-    if spec.isolation != Isolation::Plain {
-        flags |= sys::NEW_USER;
-    }
-    if own_network {
-        flags |= sys::NEW_NET;
-    }
     let cgroup = fds.cgroup.as_ref().map(|fd| fd.as_fd());
-    match sys::clone(flags, cgroup).doing("create namespaces")? {
+    match sys::clone(namespaces(spec.isolation, spec.network), cgroup).doing("create namespaces")? {
         None => {
             drop(ours);
             let Err(failure) = live(spec, &mut furniture, fds, &theirs, plan.as_ref());
-            // If nobody hears it, nobody waits for us either.
-            let _ = wire::send(&theirs, &Ready::Failed(failure), &[]);
-            std::process::exit(1);
+            tell_failure(&theirs, failure)
         }
         Some(pid) => {
             drop((theirs, furniture));
-            let result = attend(spec, pid, &ours, plan.as_ref());
+            let result = let_begin(spec.isolation, pid, &ours)
+                .and_then(|()| attend(spec, pid, &ours, plan.as_ref()));
             if result.is_err() {
                 let _ = kill_process(pid, Signal::KILL);
             }
@@ -157,6 +149,31 @@ pub(super) fn launch(
             mem::forget(plan);
             result
         }
+    }
+}
+
+fn namespaces(isolation: Isolation, network: Network) -> u64 {
+    let users = if isolation == Isolation::Plain { 0 } else { sys::NEW_USER };
+    let network = if network == Network::None { sys::NEW_NET } else { 0 };
+    sys::NEW_REST | users | network
+}
+
+fn sys_for(isolation: Isolation, network: Network) -> Result<Option<OwnedFd>, Failure> {
+    match (isolation, network) {
+        (Isolation::Rootless, _) | (_, Network::None) => Ok(None),
+        (_, Network::Host) => host_sys().map(Some).doing("open /sys"),
+    }
+}
+
+fn tell_failure(launcher: &OwnedFd, failure: Failure) -> ! {
+    // If nobody hears it, nobody waits for us either.
+    let _ = wire::send(launcher, &Ready::Failed(failure), &[]);
+    std::process::exit(1);
+}
+
+impl LaunchSpec {
+    fn shared_memory(&self) -> u64 {
+        shared_memory(self.record.spec.resources.memory_bytes)
     }
 }
 
@@ -200,23 +217,30 @@ enum Ready {
 }
 
 /// The launcher's side, from the clone on.
+fn let_begin(isolation: Isolation, pid: Pid, child: &OwnedFd) -> Result<(), Failure> {
+    match isolation {
+        Isolation::Mapped => spawner::map_all_owners(pid).doing("map users")?,
+        Isolation::Rootless => spawner::map_one_owner(pid).doing("map users")?,
+        Isolation::Plain => {}
+    }
+    wire::send(child, &(), &[]).doing("launch")
+}
+
+fn wait_for_child(child: &OwnedFd) -> Result<(), Failure> {
+    match wire::receive::<Ready>(child).doing("launch")? {
+        Some((Ready::Ready, _)) => Ok(()),
+        Some((Ready::Failed(failure), _)) => Err(failure),
+        None => Err(Failure::new("launch", &io::Error::other("it ended at once"))),
+    }
+}
+
 fn attend(
     spec: &LaunchSpec,
     pid: Pid,
     child: &OwnedFd,
     plan: Option<&Plan<'_>>,
 ) -> Result<Outcome, Failure> {
-    match spec.isolation {
-        Isolation::Mapped => spawner::map_all_owners(pid).doing("map users")?,
-        Isolation::Rootless => spawner::map_one_owner(pid).doing("map users")?,
-        Isolation::Plain => {}
-    }
-    wire::send(child, &(), &[]).doing("launch")?;
-    match wire::receive::<Ready>(child).doing("launch")? {
-        Some((Ready::Ready, _)) => {}
-        Some((Ready::Failed(failure), _)) => return Err(failure),
-        None => return Err(Failure::new("launch", &io::Error::other("it ended at once"))),
-    }
+    wait_for_child(child)?;
     if let Some(plan) = plan {
         let pager = plan.finish_lazily(pid.as_raw_nonzero().get(), PATIENCE).map_err(not_back)?;
         // From here on it runs, and may wait for its memory.
@@ -245,23 +269,45 @@ fn live(
     plan: Option<&Plan<'_>>,
 ) -> Result<std::convert::Infallible, Failure> {
     sys::restore_signals();
-    for tasks in &fds.tasks {
-        let mut tasks = File::from(tasks.try_clone().doing("join a cgroup")?);
-        tasks.write_all(b"0").doing("join a cgroup")?;
-    }
-    wait_for_launcher(launcher)?;
-    become_root(spec).doing("become root inside")?;
-    let _ = setsid();
-    umask(Mode::from_raw_mode(0o022));
-    sethostname(spec.record.hostname.as_bytes()).doing("set the host name")?;
-    if furniture.own_network {
-        sys::loopback_up().doing("start the loopback interface")?;
-    }
-    sys::unshare(UnshareFlags::NEWCGROUP).doing("hide the host's cgroups")?;
+    join(&fds.tasks)?;
+    begin(spec.isolation, furniture.own_network, launcher)?;
+    take_name(&spec.record.hostname)?;
     if spec.isolation == Isolation::Rootless {
         furniture.overlays = spawner_overlays(spec, &Shared::default())?;
     }
     root::enter(furniture)?;
+    let terminals = settle_in()?;
+    serve(fds.listener, terminals, launcher, plan)
+}
+
+/// Cgroups of version 1.
+fn join(tasks: &[OwnedFd]) -> Result<(), Failure> {
+    for tasks in tasks {
+        let mut tasks = File::from(tasks.try_clone().doing("join a cgroup")?);
+        tasks.write_all(b"0").doing("join a cgroup")?;
+    }
+    Ok(())
+}
+
+fn begin(isolation: Isolation, own_network: bool, launcher: &OwnedFd) -> Result<(), Failure> {
+    wait_for_launcher(launcher)?;
+    become_root(isolation).doing("become root inside")?;
+    let _ = setsid();
+    umask(Mode::from_raw_mode(0o022));
+    if own_network {
+        sys::loopback_up().doing("start the loopback interface")?;
+    }
+    Ok(())
+}
+
+/// In its cgroups.
+fn take_name(name: &str) -> Result<(), Failure> {
+    sethostname(name.as_bytes()).doing("set the host name")?;
+    sys::unshare(UnshareFlags::NEWCGROUP).doing("hide the host's cgroups")
+}
+
+/// In a root with `/dev`: the answer is the directory of terminals.
+fn settle_in() -> Result<OwnedFd, Failure> {
     let terminals =
         open("/dev/pts", OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
             .doing("open /dev/pts")?;
@@ -271,10 +317,20 @@ fn live(
         .and_then(|()| rustix::stdio::dup2_stdout(&null))
         .and_then(|()| rustix::stdio::dup2_stderr(&null));
     stdio.doing("close the standard streams")?;
+    Ok(terminals)
+}
+
+/// In the sandbox's own root.
+fn serve(
+    listener: OwnedFd,
+    terminals: OwnedFd,
+    launcher: &OwnedFd,
+    plan: Option<&Plan<'_>>,
+) -> Result<std::convert::Infallible, Failure> {
     let guard = plan.map(Plan::build_lazily).transpose().map_err(not_back)?.flatten();
     let launcher = launcher.try_clone().doing("launch")?;
     let ([listener, terminals, launcher], guard) =
-        keep_only([fds.listener, terminals, launcher], guard).doing("close what is the host's")?;
+        keep_only([listener, terminals, launcher], guard).doing("close what is the host's")?;
     let signals = sys::child_signals().doing("watch children")?;
     drop_rights().doing("drop rights")?;
     wire::send(&launcher, &Ready::Ready, &[]).doing("launch")?;
@@ -293,11 +349,11 @@ fn keep_only(
     Ok(([a, b, c], Some(Guard::from_descriptors([d, e, f]))))
 }
 
-fn become_root(spec: &LaunchSpec) -> io::Result<()> {
-    if spec.isolation == Isolation::Plain {
+fn become_root(isolation: Isolation) -> io::Result<()> {
+    if isolation == Isolation::Plain {
         return Ok(());
     }
-    if spec.isolation == Isolation::Mapped {
+    if isolation == Isolation::Mapped {
         set_thread_groups(&[])?;
     }
     set_thread_res_gid(Gid::ROOT, Gid::ROOT, Gid::ROOT)?;

@@ -174,6 +174,7 @@ impl Host {
         if !path.exists() {
             return Ok(());
         }
+        self.pool.forget(&path);
         self.store.throw_away(&path).map_err(layer_error("discard the memory of a snapshot"))
     }
 

@@ -5,7 +5,7 @@ use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
     io,
     os::{
-        fd::{AsFd as _, OwnedFd},
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::fs::PermissionsExt as _,
     },
     path::{Path, PathBuf},
@@ -18,13 +18,19 @@ use forkpoint_core::{
 
 use super::{
     cgroup::{Cgroup, CgroupError},
+    client::ask,
     host::{Host, failed, io_error, launch_error, layer_error},
-    launch::{Isolation, LaunchSpec},
+    launch::{
+        Isolation, LaunchSpec,
+        blank::{OVERLAYS_MAX, Shape},
+    },
     mount::OverlaySpec,
     record::{Place, Record},
     root,
-    spawner::Order,
-    template, wire,
+    spawner::{Order, Outcome},
+    template,
+    warm::Blank,
+    wire::{self, Failure},
     workspace::is_plain_dir,
 };
 use crate::layer::{Layer, LayerName, unique_name};
@@ -148,6 +154,7 @@ impl Host {
         mut record: Record,
         images: &[PathBuf],
     ) -> DriverResult<Record> {
+        let _launching = self.pool.launching();
         let place = self.place(record.id);
         self.let_owner_in(&record)?;
         let overlays = self.overlays(&record, record.generation, None, record.top.as_ref())?;
@@ -165,11 +172,73 @@ impl Host {
         // Never the name of one that was there: it may be on its way out, and whoever removes it goes by
         // the name.
         let name = unique_name(&name);
+        let order = Launch { lock, listener: &listener, overlays: &overlays, images };
+        if let Some(blank) = self.blank_for(&record, &order) {
+            match self.launch_on(blank, &name, record.clone(), &order) {
+                Ok(record) => return Ok(record),
+                // It may be the blank's fault alone; a work directory is used once.
+                Err(_) => self.make_generation(&overlays)?,
+            }
+        }
         let cgroup = self.cgroups.create(&name, &record.spec.resources).map_err(cgroup_error)?;
         record.cgroup = Some(cgroup.clone());
-        let result = self.launch_in(&record, &cgroup, [lock, &listener], overlays, images);
-        match result {
-            Ok(()) => self.record(record.id),
+        let into = cgroup.unified_dir().map_err(failed("open the sandbox's cgroup"))?;
+        let launched = self.launch_in(&record, &cgroup, into.as_ref(), &order, |spec, fds| {
+            self.client.order(&Order::Launch(spec), fds)
+        });
+        launched.inspect_err(|_| {
+            let _ = fs::remove_file(place.directory().join(socket));
+        })
+    }
+
+    /// One that is ready and fits, if there is one.
+    fn blank_for(&self, record: &Record, order: &Launch<'_>) -> Option<Blank> {
+        let shape = Shape {
+            isolation: record.isolation,
+            network: record.spec.network,
+            images: order.images.to_vec(),
+        };
+        let fits = order.overlays.len() <= OVERLAYS_MAX;
+        fits.then(|| self.pool.take(&shape)).flatten()
+    }
+
+    fn launch_on(
+        &self,
+        blank: Blank,
+        name: &str,
+        mut record: Record,
+        order: &Launch<'_>,
+    ) -> DriverResult<Record> {
+        let cgroup = self.cgroups.create_on(blank.cgroup, name, &record.spec.resources);
+        let cgroup = cgroup.map_err(cgroup_error)?;
+        record.cgroup = Some(cgroup.clone());
+        self.launch_in(&record, &cgroup, None, order, |spec, fds| ask(&blank.socket, &spec, fds))
+    }
+
+    fn launch_in(
+        &self,
+        record: &Record,
+        cgroup: &Cgroup,
+        into: Option<&OwnedFd>,
+        order: &Launch<'_>,
+        send: impl FnOnce(Box<LaunchSpec>, &[BorrowedFd<'_>]) -> Result<Outcome, Failure>,
+    ) -> DriverResult<Record> {
+        let tasks = cgroup.tasks_files().map_err(failed("open the sandbox's cgroup"))?;
+        let spec = LaunchSpec {
+            isolation: record.isolation,
+            data: self.root.clone(),
+            marks: self.store.marks(),
+            overlays: order.overlays.to_vec(),
+            network: record.spec.network,
+            files: identity(record),
+            images: order.images.to_vec(),
+            into_cgroup: into.is_some(),
+            record: record.clone(),
+        };
+        let fds = [order.lock, order.listener].into_iter().chain(into).chain(&tasks);
+        let fds: Vec<_> = fds.map(|fd| fd.as_fd()).collect();
+        match send(Box::new(spec), &fds).map_err(launch_error("launch a sandbox")) {
+            Ok(_) => self.record(record.id),
             Err(err) => {
                 // Whoever was asked may have died between the deed and the answer.
                 if let Ok(Some(there)) = self.find(record.id)
@@ -179,40 +248,19 @@ impl Host {
                 {
                     return Ok(there);
                 }
-                let _ = fs::remove_file(place.directory().join(socket));
-                self.end(None, Some(&cgroup));
+                self.end(None, Some(cgroup));
                 Err(err)
             }
         }
     }
+}
 
-    fn launch_in(
-        &self,
-        record: &Record,
-        cgroup: &Cgroup,
-        [lock, listener]: [&OwnedFd; 2],
-        overlays: Vec<OverlaySpec>,
-        images: &[PathBuf],
-    ) -> DriverResult<()> {
-        let into = cgroup.unified_dir().map_err(failed("open the sandbox's cgroup"))?;
-        let tasks = cgroup.tasks_files().map_err(failed("open the sandbox's cgroup"))?;
-        let spec = LaunchSpec {
-            isolation: record.isolation,
-            data: self.root.clone(),
-            marks: self.store.marks(),
-            overlays,
-            network: record.spec.network,
-            files: identity(record),
-            images: images.to_vec(),
-            into_cgroup: into.is_some(),
-            record: record.clone(),
-        };
-        let mut fds = vec![lock.as_fd(), listener.as_fd()];
-        fds.extend(into.iter().map(|fd| fd.as_fd()));
-        fds.extend(tasks.iter().map(|fd| fd.as_fd()));
-        let order = Order::Launch(Box::new(spec));
-        self.client.order(&order, &fds).map(drop).map_err(launch_error("launch a sandbox"))
-    }
+/// What every way to launch a sandbox needs.
+struct Launch<'a> {
+    lock: &'a OwnedFd,
+    listener: &'a OwnedFd,
+    overlays: &'a [OverlaySpec],
+    images: &'a [PathBuf],
 }
 
 /// What tells a copy from its source.

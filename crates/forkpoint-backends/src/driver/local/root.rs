@@ -11,8 +11,8 @@ use rustix::{
         fstatfs, mkdirat, openat, openat2, statx, symlinkat,
     },
     mount::{
-        MountAttrFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags, mount_change,
-        move_mount, unmount,
+        FsPickFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags,
+        fsconfig_reconfigure, fsconfig_set_string, fspick, mount_change, move_mount, unmount,
     },
     process::{fchdir, pivot_root},
 };
@@ -85,7 +85,64 @@ pub(super) fn enter(furniture: &Furniture) -> Result<(), Failure> {
         attach(overlay.as_fd(), root.as_fd(), at)?;
     }
     furnish(root.as_fd(), furniture)?;
+    cover_files(root.as_fd(), &make_covers()?, &furniture.files);
     leave_old_root(root)
+}
+
+/// A root with nothing in it but what every sandbox has, for one that is still to come.
+#[derive(Debug)]
+pub(super) struct Stage {
+    root: OwnedFd,
+    covers: OwnedFd,
+    shared_memory_bytes: u64,
+}
+
+/// What is mounted in it, and moves to the sandbox's own root.
+const STAGED: [&str; 3] = ["proc", "sys", "dev"];
+
+impl Stage {
+    /// Makes this process's root such a one. The host is out of reach afterwards.
+    pub(super) fn enter(furniture: &Furniture) -> Result<Self, Failure> {
+        let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+        mount_change("/", private).doing("make mounts private")?;
+        let options = [("mode", "755"), ("size", "65536")];
+        let root = pseudo("tmpfs", &options, MountAttrFlags::MOUNT_ATTR_NOSUID)?;
+        for name in STAGED {
+            mkdirat(&root, name, Mode::from_raw_mode(0o755)).doing("make a root")?;
+        }
+        cover_root(&root)?;
+        furnish(root.as_fd(), furniture)?;
+        let covers = make_covers()?;
+        leave_old_root(&root)?;
+        Ok(Self { root, covers, shared_memory_bytes: furniture.shared_memory_bytes })
+    }
+
+    /// From here to the sandbox's own root. `furniture` is what [`Stage::enter`] did not know.
+    pub(super) fn leave(self, furniture: &Furniture) -> Result<(), Failure> {
+        let Some(((_, root), others)) = furniture.overlays.split_first() else {
+            return Err(Failure::new("enter the root", &std::io::Error::other("there is none")));
+        };
+        if furniture.shared_memory_bytes != self.shared_memory_bytes {
+            let size = furniture.shared_memory_bytes.to_string();
+            resize(self.root.as_fd(), "dev/shm", &size).doing("resize /dev/shm")?;
+        }
+        cover_root(root)?;
+        for (at, overlay) in others {
+            attach(overlay.as_fd(), root.as_fd(), at)?;
+        }
+        for name in STAGED {
+            let mount = open_place(self.root.as_fd(), Path::new(name)).doing("leave the stage")?;
+            attach(mount.as_fd(), root.as_fd(), Path::new(name))?;
+        }
+        cover_files(root.as_fd(), &self.covers, &furniture.files);
+        leave_old_root(root)
+    }
+}
+
+fn resize(root: BorrowedFd<'_>, at: &str, size: &str) -> rustix::io::Result<()> {
+    let context = fspick(root, at, FsPickFlags::FSPICK_CLOEXEC)?;
+    fsconfig_set_string(&context, "size", size)?;
+    fsconfig_reconfigure(&context)
 }
 
 /// On top of the host's root: so no mount point is needed there.
@@ -119,13 +176,18 @@ fn furnish(root: BorrowedFd<'_>, furniture: &Furniture) -> Result<(), Failure> {
         attach(sys.as_fd(), root, Path::new("sys"))?;
     }
     make_dev(root, furniture.shared_memory_bytes)?;
-    hide(root, strict)?;
+    hide(root, strict)
+}
+
+fn make_covers() -> Result<OwnedFd, Failure> {
     let options = [("mode", "755"), ("size", "65536")];
-    let covers = pseudo("tmpfs", &options, MountAttrFlags::MOUNT_ATTR_NOSUID)?;
-    for (number, (at, content)) in furniture.files.iter().enumerate() {
-        cover(root, &covers, &number.to_string(), (at, content));
+    pseudo("tmpfs", &options, MountAttrFlags::MOUNT_ATTR_NOSUID)
+}
+
+fn cover_files(root: BorrowedFd<'_>, covers: &OwnedFd, files: &[(PathBuf, String)]) {
+    for (number, (at, content)) in files.iter().enumerate() {
+        cover(root, covers, &number.to_string(), (at, content));
     }
-    Ok(())
 }
 
 fn make_dev(root: BorrowedFd<'_>, shared_memory_bytes: u64) -> Result<(), Failure> {

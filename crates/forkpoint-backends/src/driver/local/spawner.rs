@@ -18,7 +18,10 @@ use serde::{Deserialize, Serialize};
 use super::{
     capture::LayerWork,
     cgroup::Cgroup,
-    launch::{self, LaunchSpec},
+    launch::{
+        self, LaunchSpec,
+        blank::{self, BlankSpec},
+    },
     sys,
     wire::{self, Doing as _, Failure},
 };
@@ -40,6 +43,8 @@ pub(super) enum Order {
     Prepare(launch::Isolation),
     /// With where to answer, the sandbox's lock, its listening socket, and what its cgroups need.
     Launch(Box<LaunchSpec>),
+    /// With where to answer and to listen, and the cgroup that it is born in.
+    Blank(Box<BlankSpec>),
     /// With where to answer, the sandbox's lock, and without root its namespaces of users and
     /// mounts.
     Switch(SwitchSpec),
@@ -95,13 +100,17 @@ pub(super) fn serve() -> ! {
                 });
             }
             Order::Launch(spec) => {
-                let prepared = shared.prepare(&spec);
+                let prepared = shared.prepare(spec.isolation, &spec.images);
                 in_a_copy(|| {
                     answer(fds, |fds| {
                         prepared?;
                         Ok((launch::launch(&spec, &shared, fds)?, ()))
                     });
                 });
+            }
+            Order::Blank(spec) => {
+                let prepared = shared.prepare(spec.shape.isolation, &spec.shape.images);
+                in_a_copy(|| blank::keep(&spec, prepared, &shared, fds));
             }
             Order::Layers { store, work } => in_a_copy(|| {
                 answer(fds, |fds| Ok((switch::on_layers(&store, &work, fds)?, ())));
@@ -166,14 +175,14 @@ fn let_go_later(old: Vec<OwnedFd>) {
 }
 
 impl Shared {
-    fn prepare(&mut self, spec: &LaunchSpec) -> Result<(), Failure> {
-        self.prepare_owners(spec.isolation)?;
-        self.prepare_images(&spec.images)
+    fn prepare(&mut self, isolation: launch::Isolation, images: &[PathBuf]) -> Result<(), Failure> {
+        self.prepare_owners(isolation)?;
+        self.prepare_images(images)
     }
 
     fn prepare_images(&mut self, wanted: &[PathBuf]) -> Result<(), Failure> {
         self.forget_images();
-        if self.images.as_ref().is_none_or(|(paths, _)| paths != wanted) {
+        if !wanted.is_empty() && self.images.as_ref().is_none_or(|(paths, _)| paths != wanted) {
             self.images = launch::open_images(wanted)?.map(|chain| (wanted.to_vec(), chain));
         }
         Ok(())
@@ -184,9 +193,9 @@ impl Shared {
         self.images.take_if(|(_, chain)| !chain.is_as_opened());
     }
 
-    /// Of what is being launched.
-    pub(super) fn images(&self) -> Option<&Chain> {
-        self.images.as_ref().map(|(_, chain)| chain)
+    /// What was prepared, if it was asked for.
+    pub(super) fn images(&self, wanted: &[PathBuf]) -> Option<&Chain> {
+        self.images.as_ref().filter(|(paths, _)| paths == wanted).map(|(_, chain)| chain)
     }
 
     fn prepare_owners(&mut self, isolation: launch::Isolation) -> Result<(), Failure> {

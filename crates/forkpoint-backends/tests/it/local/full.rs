@@ -403,7 +403,7 @@ fn what_nobody_needs_any_more_goes() {
 }
 
 /// Whether any process has a file open whose path has `name` in it.
-fn is_open(name: &str) -> bool {
+pub(super) fn is_open(name: &str) -> bool {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let files = processes.filter_map(|process| fs::read_dir(process.path().join("fd")).ok());
     let links = files.flatten().flatten().filter_map(|file| fs::read_link(file.path()).ok());

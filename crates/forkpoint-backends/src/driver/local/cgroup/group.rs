@@ -52,6 +52,11 @@ impl Cgroup {
         self.v1.iter().map(open).collect()
     }
 
+    /// What it is called, in all hierarchies.
+    pub(in crate::driver::local) fn name(&self) -> Option<&str> {
+        self.unified.as_ref().or(self.v1.first())?.file_name()?.to_str()
+    }
+
     /// Whether its processes can be frozen, counted and killed together.
     pub(in crate::driver::local) fn can_freeze(&self) -> bool {
         self.unified.is_some()

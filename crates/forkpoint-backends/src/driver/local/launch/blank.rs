@@ -1,0 +1,223 @@
+//! A sandbox that is nobody's yet.
+//!
+//! ```text
+//!   keeper, a copy of the spawner      child, soon process 1
+//!   clone3, maps ────────────────────► becomes root inside, mounts what every sandbox has
+//!   tells the driver ◄─────────────── ready; waits
+//!   … an order comes, with a root ───► takes its name and its root; from here on as in a launch
+//! ```
+//!
+//! The keeper ends what it keeps when the driver goes away, or when the child does. It is used once.
+
+use std::{
+    io, mem,
+    os::fd::{AsFd as _, OwnedFd},
+    path::PathBuf,
+};
+
+use forkpoint_checkpoint::restore::Plan;
+use forkpoint_core::spec::Network;
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    process::{Pid, Signal, WaitOptions, kill_process, waitpid},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Fds, Isolation, LaunchSpec, Ready, attend, begin, join, let_begin, namespaces, not_back, serve,
+    settle_in, shared_memory, spawner_overlays, sys_for, take_name, tell_failure, wait_for_child,
+};
+use crate::driver::local::{
+    cgroup::Cgroup,
+    root::{Furniture, Stage},
+    spawner::{Outcome, Shared},
+    sys,
+    wire::{self, Doing as _, FDS_MAX, Failure},
+};
+
+/// What of a sandbox must be known before it is made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(in super::super) struct Shape {
+    pub(in super::super) isolation: Isolation,
+    pub(in super::super) network: Network,
+    /// What runs in it will be brought back from these, the lowest first.
+    pub(in super::super) images: Vec<PathBuf>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(in super::super) struct BlankSpec {
+    pub(in super::super) shape: Shape,
+    /// What it is born in, and what goes with it. Its directory is the descriptor after the socket.
+    pub(in super::super) cgroup: Cgroup,
+    pub(in super::super) into_cgroup: bool,
+}
+
+/// What the child is told when it is somebody's. With its listening socket, one descriptor for each overlay,
+/// and files of cgroups to join.
+#[derive(Debug, Serialize, Deserialize)]
+struct Adoption {
+    hostname: String,
+    #[serde(with = "wire::paths")]
+    overlays: Vec<PathBuf>,
+    files: Vec<(PathBuf, String)>,
+    shared_memory_bytes: u64,
+}
+
+/// The keeper's side. With the driver's socket, where orders come from and answers go, and a cgroup.
+pub(in super::super) fn keep(
+    spec: &BlankSpec,
+    prepared: Result<(), Failure>,
+    shared: &Shared,
+    fds: Vec<OwnedFd>,
+) {
+    let mut fds = fds.into_iter();
+    let Some(driver) = fds.next() else { return };
+    let outcome = match prepared.and_then(|()| Blank::make(spec, shared, fds.next())) {
+        Err(failure) => Outcome::Failed(failure),
+        // If nobody hears it, nobody sends an order either.
+        Ok(blank) => match wire::send(&driver, &Outcome::Done, &[]).map(|()| blank.wait(&driver)) {
+            Ok(Some((order, fds))) => {
+                let launched = blank.launch(&order, shared, fds);
+                let outcome = launched.unwrap_or_else(|failure| {
+                    blank.end();
+                    Outcome::Failed(failure)
+                });
+                // Whoever asked waits, and all of it goes with this process.
+                mem::forget(blank);
+                outcome
+            }
+            Ok(None) | Err(_) => {
+                blank.end();
+                Outcome::Done
+            }
+        },
+    };
+    if !matches!(outcome, Outcome::Launched { .. }) {
+        // What stays is swept by the next driver.
+        let _ = spec.cgroup.remove();
+    }
+    let _ = wire::send(&driver, &outcome, &[]);
+}
+
+struct Blank<'a> {
+    pid: Pid,
+    child: OwnedFd,
+    plan: Option<Plan<'a>>,
+}
+
+impl<'a> Blank<'a> {
+    fn make(
+        spec: &BlankSpec,
+        shared: &'a Shared,
+        cgroup: Option<OwnedFd>,
+    ) -> Result<Self, Failure> {
+        let Shape { isolation, network, .. } = spec.shape;
+        let furniture = Furniture {
+            overlays: Vec::new(),
+            sys: sys_for(isolation, network)?,
+            own_network: network == Network::None,
+            shared_memory_bytes: shared_memory(None),
+            files: Vec::new(),
+        };
+        let plan =
+            shared.images(&spec.shape.images).map(Plan::lazily).transpose().map_err(not_back)?;
+        let (ours, theirs) = wire::pair().doing("launch")?;
+        let cgroup = cgroup.filter(|_| spec.into_cgroup);
+        let cgroup = cgroup.as_ref().map(|fd| fd.as_fd());
+        match sys::clone(namespaces(isolation, network), cgroup).doing("create namespaces")? {
+            None => {
+                drop(ours);
+                let Err(failure) = live(isolation, &furniture, &theirs, plan.as_ref());
+                tell_failure(&theirs, failure)
+            }
+            Some(pid) => {
+                let blank = Self { pid, child: ours, plan };
+                drop((theirs, furniture));
+                let made = let_begin(isolation, pid, &blank.child)
+                    .and_then(|()| wait_for_child(&blank.child));
+                made.inspect_err(|_| blank.end()).map(|()| blank)
+            }
+        }
+    }
+
+    /// `None` when there will be no order, or nobody to follow it.
+    fn wait(&self, driver: &OwnedFd) -> Option<(Box<LaunchSpec>, Vec<OwnedFd>)> {
+        loop {
+            let fds = [driver, &self.child];
+            let mut fds = fds.map(|fd| PollFd::new(fd, PollFlags::IN));
+            match poll(&mut fds, None) {
+                Ok(_) if !fds[1].revents().is_empty() => return None,
+                Ok(_) if !fds[0].revents().is_empty() => {
+                    return wire::receive(driver).ok().flatten();
+                }
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(_) => return None,
+            }
+        }
+    }
+
+    fn launch(
+        &self,
+        spec: &LaunchSpec,
+        shared: &Shared,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Outcome, Failure> {
+        let fds = Fds::sort(spec, fds).doing("launch")?;
+        if shared.images(&spec.images).is_some_and(|chain| !chain.is_as_opened()) {
+            let err = io::Error::other("it was changed since it was read");
+            return Err(Failure::new("use an image", &err));
+        }
+        let (overlays, mounts): (Vec<PathBuf>, Vec<OwnedFd>) =
+            spawner_overlays(spec, shared)?.into_iter().unzip();
+        let adoption = Adoption {
+            hostname: spec.record.hostname.clone(),
+            overlays,
+            files: spec.files.clone(),
+            shared_memory_bytes: spec.shared_memory(),
+        };
+        let handed = [&fds.listener].into_iter().chain(&mounts).chain(&fds.tasks);
+        let handed: Vec<_> = handed.map(|fd| fd.as_fd()).collect();
+        wire::send(&self.child, &adoption, &handed).doing("launch")?;
+        drop(mounts);
+        attend(spec, self.pid, &self.child, self.plan.as_ref())
+    }
+
+    fn end(&self) {
+        let _ = kill_process(self.pid, Signal::KILL);
+        let _ = waitpid(Some(self.pid), WaitOptions::empty());
+    }
+}
+
+/// Of how many overlays a sandbox can be made of a blank: their descriptors go with others in one message.
+pub(in super::super) const OVERLAYS_MAX: usize = FDS_MAX - 6;
+
+/// The child's side: it returns only to fail.
+fn live(
+    isolation: Isolation,
+    furniture: &Furniture,
+    launcher: &OwnedFd,
+    plan: Option<&Plan<'_>>,
+) -> Result<std::convert::Infallible, Failure> {
+    sys::restore_signals();
+    begin(isolation, furniture.own_network, launcher)?;
+    let stage = Stage::enter(furniture)?;
+    let terminals = settle_in()?;
+    wire::send(launcher, &Ready::Ready, &[]).doing("launch")?;
+    let Some((adoption, fds)) = wire::receive::<Adoption>(launcher).doing("wait for an order")?
+    else {
+        std::process::exit(0);
+    };
+    let Adoption { hostname, overlays, files, shared_memory_bytes } = adoption;
+    let mut fds = fds.into_iter();
+    let missing = || Failure::new("launch", &io::Error::other("a descriptor is missing"));
+    let listener = fds.next().ok_or_else(missing)?;
+    let mounts: Vec<OwnedFd> = fds.by_ref().take(overlays.len()).collect();
+    let overlays: Vec<_> = overlays.into_iter().zip(mounts).collect();
+    join(&fds.collect::<Vec<_>>())?;
+    take_name(&hostname)?;
+    let own_network = furniture.own_network;
+    let furniture = Furniture { overlays, sys: None, own_network, shared_memory_bytes, files };
+    stage.leave(&furniture)?;
+    drop(furniture);
+    serve(listener, terminals, launcher, plan)
+}
