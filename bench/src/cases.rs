@@ -30,7 +30,7 @@ pub struct Bench<'a> {
 
 pub type Case = (&'static str, fn(&Bench<'_>) -> Vec<Row>);
 
-pub const ALL: [Case; 23] = [
+pub const ALL: [Case; 24] = [
     ("exec", lives::exec),
     ("create", lives::create),
     ("quiet", lives::create_after_quiet),
@@ -50,6 +50,7 @@ pub const ALL: [Case; 23] = [
     ("full-small", full::small),
     ("full-python", full::python),
     ("full-clean", full::clean),
+    ("full-many", full::many),
     ("full-node", full::node),
     ("docker-commit", containers::beside_commit),
     ("docker-volume", containers::volume),
@@ -58,7 +59,12 @@ pub const ALL: [Case; 23] = [
 
 impl Bench<'_> {
     fn product(&self) -> Product<'_> {
-        Product::open(self.runtime, self.ground.directory(), self.options.warm)
+        Product::open(self.runtime, self.ground.directory(), self.options.warm, false)
+    }
+
+    /// Whose copies share memory.
+    fn sharing_product(&self) -> Product<'_> {
+        Product::open(self.runtime, self.ground.directory(), self.options.warm, true)
     }
 
     /// How often, in full and in short.

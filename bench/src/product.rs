@@ -60,9 +60,9 @@ impl Limits {
 impl<'a> Product<'a> {
     /// With one sandbox made and destroyed, so that nothing is done for the first time.
     #[must_use]
-    pub fn open(runtime: &'a Runtime, directory: TempDir, warm: usize) -> Self {
+    pub fn open(runtime: &'a Runtime, directory: TempDir, warm: usize, shares: bool) -> Self {
         let root = directory.path().join("local");
-        let config = LocalConfig { warm, ..LocalConfig::new(&root) };
+        let config = LocalConfig { warm, share_memory: shares, ..LocalConfig::new(&root) };
         let driver = Arc::new(LocalDriver::open(config).unwrap());
         let catalog = Arc::new(SqliteCatalog::open(directory.path().join("catalog.db")).unwrap());
         let environment = Arc::new(SystemEnvironment::new(runtime.handle().clone()));

@@ -36,8 +36,12 @@ while True:
             heap[at] = 1
         os.remove('/root/want')
     open('/root/count', 'w').close()
-    time.sleep(0.001)
+    time.sleep(float(sys.argv[2]))
 ";
+
+/// How long it rests after each round, in seconds.
+const BUSY: &str = "0.001";
+const AT_REST: &str = "0.1";
 
 const NODE: &str = "
 const http = require('http'), fs = require('fs');
@@ -68,20 +72,26 @@ struct Running<'a> {
 
 impl<'a> Running<'a> {
     fn start(bench: &'a Bench<'a>, what: impl Into<String>, script: &str) -> Self {
-        let product = bench.product();
+        Self::start_in(bench, bench.product(), what.into(), script)
+    }
+
+    fn start_in(bench: &'a Bench<'a>, product: Product<'a>, what: String, script: &str) -> Self {
         let (_, id) = product.create(Limits::None);
         product.start(&id, script);
-        let running = Self { bench, product, id, what: what.into() };
+        let running = Self { bench, product, id, what };
         running.wait();
         running
     }
 
     fn python(bench: &'a Bench<'a>, megabytes: usize) -> Self {
-        let script = format!(
-            "cat > /root/program.py <<'END'\n{PYTHON}\nEND\n\
-             exec python3 /root/program.py {megabytes} > /dev/null 2>&1 < /dev/null"
-        );
-        Self::start(bench, format!("Python, {megabytes} MB, 5 threads"), &script)
+        let what = format!("Python, {megabytes} MB, 5 threads");
+        Self::start(bench, what, &python_script(megabytes, BUSY))
+    }
+
+    /// Wakes so rarely that many copies do not fill the machine's processors by themselves.
+    fn resting(bench: &'a Bench<'a>, product: Product<'a>, what: &str) -> Self {
+        let what = format!("Python, 64 MB, 5 threads, {what}");
+        Self::start_in(bench, product, what, &python_script(64, AT_REST))
     }
 
     fn wait(&self) {
@@ -158,6 +168,13 @@ impl<'a> Running<'a> {
     }
 }
 
+fn python_script(megabytes: usize, rest: &str) -> String {
+    format!(
+        "cat > /root/program.py <<'END'\n{PYTHON}\nEND\n\
+         exec python3 /root/program.py {megabytes} {rest} > /dev/null 2>&1 < /dev/null"
+    )
+}
+
 fn in_bash(script: &str) -> String {
     format!("exec bash -c '{script}' > /dev/null 2>&1 < /dev/null")
 }
@@ -209,11 +226,18 @@ pub(super) fn python(bench: &Bench<'_>) -> Vec<Row> {
             let what = format!("pause with {text} written since the last");
             rows.push(running.row(&what, pauses, None).with("all of it", totals));
         }
-        if megabytes == 64 {
-            rows.push(running.many(&running.pauses(1, || {}).2));
-        }
     }
     rows
+}
+
+/// Copies of what waits: with memory of their own, and with memory that they share.
+pub(super) fn many(bench: &Bench<'_>) -> Vec<Row> {
+    let products = [(bench.product(), "at rest"), (bench.sharing_product(), "shared")];
+    let row = |(product, what)| {
+        let running = Running::resting(bench, product, what);
+        running.many(&running.pauses(1, || {}).2)
+    };
+    products.into_iter().map(row).collect()
 }
 
 /// The more memory there is that nobody writes to, the longer takes the first, and no later one.

@@ -56,6 +56,9 @@ pub struct BareSpec {
     /// Whether restored processes run before all their memory is there, if they are large.
     #[serde(default)]
     pub lazy: bool,
+    /// Whether restored processes share memory that they do not write to.
+    #[serde(default)]
+    pub shares: bool,
     /// Whether memory that nobody waits for comes slowly, in a build with debug assertions.
     #[serde(default)]
     pub slow: bool,
@@ -170,10 +173,13 @@ fn capture_and_die(mut args: impl Iterator<Item = String>) -> ! {
 fn launch(spec: &BareSpec) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let start = sys::now();
-    let chain = match spec.images.as_slice() {
+    let mut chain = match spec.images.as_slice() {
         [] => None,
         images => Some(Chain::open(images.iter().cloned()).map_err(io::Error::other)?),
     };
+    if let Some(chain) = chain.as_mut().filter(|_| spec.shares) {
+        chain.share_memory()?;
+    }
     #[cfg(debug_assertions)]
     pager::SLOW.store(spec.slow, std::sync::atomic::Ordering::Relaxed);
     let plan = if spec.lazy { Plan::lazily } else { Plan::new };

@@ -66,7 +66,8 @@ pub(crate) async fn open(
     // Each takes its time, and neither needs the other.
     let catalog = thread::spawn(|| SqliteCatalog::open_here(file));
     let warm = if need == Need::Launches { config.settings.warm } else { 0 };
-    let driver = LocalDriver::open(LocalConfig { warm, ..local(data) })?;
+    let share_memory = config.settings.share_memory;
+    let driver = LocalDriver::open(LocalConfig { warm, share_memory, ..local(data) })?;
     if need != Need::Records {
         // It starts while the catalog is opened.
         driver.warm_up();

@@ -80,11 +80,14 @@ pub struct LocalConfig {
     /// How many sandboxes are kept ready for whoever wants one next, up to [`WARM_MAX`]. For a process that
     /// stays: they are made in the background, and end with it. Without root there are none.
     pub warm: usize,
+    /// Whether copies of a full snapshot share the memory that they do not write to, with what that means for programs
+    /// that give memory back: see [`forkpoint_checkpoint::Chain::share_memory`].
+    pub share_memory: bool,
 }
 
 impl LocalConfig {
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), helper: None, map_users: true, warm: 0 }
+        Self { root: root.into(), helper: None, map_users: true, warm: 0, share_memory: false }
     }
 }
 

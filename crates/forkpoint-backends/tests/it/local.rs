@@ -47,6 +47,7 @@ struct Machine {
     map_users: bool,
     /// How many sandboxes are kept ready.
     warm: usize,
+    share_memory: bool,
 }
 
 /// Its own, or one that another looks at as well and removes.
@@ -66,17 +67,27 @@ impl Directory {
 
 impl Machine {
     fn new(map_users: bool) -> Self {
-        Self { directory: Directory::Own(TempDir::new().unwrap()), map_users, warm: 0 }
+        Self {
+            directory: Directory::Own(TempDir::new().unwrap()),
+            map_users,
+            warm: 0,
+            share_memory: false,
+        }
     }
 
     fn beside(directory: &Path) -> Self {
-        Self { directory: Directory::Beside(directory.to_owned()), map_users: true, warm: 0 }
+        Self {
+            directory: Directory::Beside(directory.to_owned()),
+            map_users: true,
+            warm: 0,
+            share_memory: false,
+        }
     }
 
     fn local(&self) -> LocalDriver {
         let (helper, root) = (Some(helper()), self.directory.path().join("local"));
-        let Self { map_users, warm, .. } = *self;
-        LocalDriver::open(LocalConfig { root, helper, map_users, warm }).unwrap()
+        let Self { map_users, warm, share_memory, .. } = *self;
+        LocalDriver::open(LocalConfig { root, helper, map_users, warm, share_memory }).unwrap()
     }
 }
 

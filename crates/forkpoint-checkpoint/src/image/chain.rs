@@ -1,6 +1,13 @@
 //! An image with all that it lies over.
 
-use std::{collections::HashMap, path::PathBuf};
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, Seek as _},
+    path::PathBuf,
+};
+
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
 use super::{Image, ImageError, Mapping};
 use crate::ranges::Range;
@@ -12,6 +19,7 @@ pub struct Chain {
     /// Where the pages of the newest are, by process and start of the mapping: found once, since many small changes
     /// are many pieces.
     pieces: HashMap<(i32, u64), Vec<Piece>>,
+    is_shared: bool,
 }
 
 /// A range of a process's pages: which image has it, and where.
@@ -58,7 +66,23 @@ impl Chain {
             images.push(image);
         }
         let pieces = find_all(&images)?;
-        Ok(Self { images, pieces })
+        Ok(Self { images, pieces, is_shared: false })
+    }
+
+    /// Keeps the pages in memory from now on. Copies that are brought back from it share what they do not write to,
+    /// and cost no more than that; but to a program that gives memory back (`MADV_DONTNEED`), it shows what the image
+    /// has there, and not zeros.
+    pub fn share_memory(&mut self) -> io::Result<()> {
+        for image in &mut self.images {
+            image.pages = in_memory(&image.pages)?;
+        }
+        self.is_shared = true;
+        Ok(())
+    }
+
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.is_shared
     }
 
     /// Whether all its files are there and nobody touched them since: then it need not be opened again.
@@ -160,4 +184,15 @@ impl Image {
         let inside = mappings.into_iter().flatten().filter(|m| m.start < end && start < m.end);
         inside.flat_map(|mapping| mapping.stored.iter().copied()).collect()
     }
+}
+
+/// The same bytes in a file that has no name, and that nobody can change.
+fn in_memory(pages: &File) -> io::Result<File> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let mut copy = File::from(memfd_create("forkpoint-pages", flags)?);
+    let mut from = pages.try_clone()?;
+    from.rewind()?;
+    io::copy(&mut from, &mut copy)?;
+    fcntl_add_seals(&copy, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW)?;
+    Ok(copy)
 }

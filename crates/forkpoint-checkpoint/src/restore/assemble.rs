@@ -105,7 +105,8 @@ fn at(start: u64, whole: Whole<'_>, eager: &[Vec<Piece>]) -> io::Result<Assemble
     let area = (start, (start + Room::DATA + len).next_multiple_of(PAGE));
     clear(&mut leader, area, alive);
     for (mapping, eager) in alive.mappings.iter().zip(eager) {
-        map(&mut leader, mapping, numbers, eager)?;
+        let shares = whole.chain.is_shared() && can_be_shared(mapping);
+        map(&mut leader, mapping, numbers, eager, shares)?;
     }
     let asks = whole.lazy.and(numbers.faults).map(|(_, to)| leader.push(Maker::call(to)));
     describe_space(&mut leader, alive, numbers)?;
@@ -174,15 +175,26 @@ fn clear(script: &mut Script, area: Range, alive: &Alive) {
     }
 }
 
+/// What is smaller is copied: a mapping of its own costs more.
+const SHARED_MIN: u64 = 16 * PAGE;
+
+fn can_be_shared(mapping: &Mapping) -> bool {
+    matches!(mapping.kind, MappingKind::Anonymous { grows_down: false })
+}
+
+/// `shares`: large pieces are seen where the image has them, until they are written to.
 fn map(
     script: &mut Script,
     mapping: &Mapping,
     numbers: &Numbers,
     eager: &[Piece],
+    shares: bool,
 ) -> io::Result<()> {
     const WRITE: u32 = 2;
     let (start, len) = (mapping.start, mapping.len());
-    let must_open = !eager.is_empty() && mapping.access & WRITE == 0;
+    let is_shared = |piece: &&Piece| shares && piece.end - piece.start >= SHARED_MIN;
+    let copies = || eager.iter().filter(|piece| !is_shared(piece));
+    let must_open = copies().next().is_some() && mapping.access & WRITE == 0;
     let access = u64::from(if must_open { mapping.access | WRITE } else { mapping.access });
     let private = (libc::MAP_PRIVATE | libc::MAP_FIXED) as u64;
     let anonymous = private | (libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
@@ -211,12 +223,18 @@ fn map(
         }
     };
     script.call(libc::SYS_mmap, &[start, len, access, flags, file, offset]);
-    for piece in eager {
+    for piece in copies() {
         let pages = numbers.pages(piece.image) as u64;
         script.call(libc::SYS_pread64, &[pages, piece.start, piece.end - piece.start, piece.at]);
     }
     if must_open {
         script.call(libc::SYS_mprotect, &[start, len, mapping.access.into()]);
+    }
+    for piece in eager.iter().filter(is_shared) {
+        let (len, access) = (piece.end - piece.start, mapping.access.into());
+        let flags = private | libc::MAP_NORESERVE as u64;
+        let pages = numbers.pages(piece.image) as u64;
+        script.call(libc::SYS_mmap, &[piece.start, len, access, flags, pages, piece.at]);
     }
     advise(script, mapping);
     Ok(())

@@ -27,6 +27,9 @@ pub(super) struct Laziness {
 impl Laziness {
     /// `None`: everything is to be there at once.
     pub(super) fn of(chain: &Chain) -> Result<Option<Self>> {
+        if chain.is_shared() {
+            return Ok(None);
+        }
         let lazy = |process: &Process| Lazy::of(process.pid, process.alive()?, chain);
         let processes: Vec<Option<Lazy>> =
             chain.top().snapshot.processes.iter().map(lazy).collect();

@@ -351,3 +351,46 @@ fn small_processes_are_there_at_once() {
     assert!(sandbox.pager.is_none() && sandbox.is_whole());
     place.grows("count", before);
 }
+
+/// How much memory a process has that is its own, in bytes.
+fn own_bytes(place: &Place, sandbox: &Bare) -> u64 {
+    let pid = place.outside(sandbox, 2);
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap();
+    let line = text.lines().find_map(|line| line.strip_prefix("Anonymous:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
+}
+
+#[test]
+fn copies_share_what_they_do_not_write() {
+    let mut place = captured();
+    let sharing = |place: &Place| {
+        place.bring_files_back();
+        place.put("answer", "");
+        place.restore_as(BareSpec { shares: true, ..place.spec() })
+    };
+    prepare(&place, 1, ALL);
+    let copy = place.restore_as(BareSpec { shares: true, ..place.spec() });
+    assert_eq!(answer(&place, 1), "0");
+    let own = own_bytes(&place, &copy);
+    assert!(own < 8 << 20, "{own} of {}", 24 << 20);
+    // What it writes is its own, and is kept with the rest.
+    let write = "ctypes.memmove(base + 4096, EMPTY, 4096); answer = wrong(some(1))";
+    assert_eq!(ask(&place, 2, write), "1");
+    let again = place.capture(&copy);
+    assert!(again.parent().is_none());
+    drop(copy);
+    for lazy in [false, true] {
+        place.bring_files_back();
+        place.put("answer", "");
+        let restored = place.restore_as(BareSpec { lazy, ..place.spec() });
+        assert_eq!(
+            ask(&place, 3, "answer = wrong(some(1)), read(base + 4096) == EMPTY"),
+            "(1, True)"
+        );
+        drop(restored);
+    }
+    // A copy of a copy that shares, too.
+    let copy = sharing(&place);
+    assert_eq!(ask(&place, 3, "answer = wrong(some(1)), read(base + 4096) == EMPTY"), "(1, True)");
+    drop(copy);
+}

@@ -8,7 +8,7 @@ use std::{
 
 use forkpoint_checkpoint::{
     CaptureSpec, Tree,
-    bare::Bare,
+    bare::{Bare, BareSpec},
     capture,
     image::{Descriptor, FileKind, MappingKind, MemoryId, Process, Snapshot},
 };
@@ -270,6 +270,12 @@ fn compare(seed: u32) {
         assert_eq!(is, was, "the copy, seed {seed}");
     }
     assert_eq!(shared(&again), shared(&captured.snapshot), "the copy, seed {seed}");
+    drop(copy);
+    place.bring_files_back();
+    let sharing = place.restore_as(BareSpec { shares: true, ..place.spec() });
+    let after = joined(memory(&sharing));
+    assert_eq!(only(&after, &before), [], "one that shares");
+    assert_eq!(differing(&before, &after, &captured.snapshot), [], "one that shares, seed {seed}");
 }
 
 proptest! {

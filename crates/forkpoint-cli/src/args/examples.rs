@@ -390,7 +390,8 @@ goes on unless it fails.
 
 [local] warm = 8 has the local driver keep so many sandboxes ready (at most 64), so that the next one
 is there sooner: in a process that stays and makes one after the other, and as root. A single command
-has no use for them, and makes none.
+has no use for them, and makes none. share_memory = true has copies of a full snapshot share the memory
+that they do not write to; docs/full-state.md tells for which programs that is.
 
 Examples:
   forkpoint config show

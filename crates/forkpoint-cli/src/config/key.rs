@@ -63,7 +63,7 @@ const HOOK_MAX: Duration = Duration::from_secs(3600);
 
 const NONE: fn() -> Value = || Value::Null;
 
-pub(super) static KEYS: [Key; 27] = [
+pub(super) static KEYS: [Key; 28] = [
     mighty("data_dir", NONE, |to, value, base| {
         let dir = Path::new(text(value)?);
         to.data_dir = Some(base.map_or_else(|| dir.to_owned(), |base| base.join(dir)));
@@ -135,6 +135,14 @@ pub(super) static KEYS: [Key; 27] = [
                 count if count > WARM_MAX => return Err(format!("it is at most {WARM_MAX}")),
                 count => count,
             };
+            Ok(())
+        },
+    ),
+    mighty(
+        "local.share_memory",
+        || json!(false),
+        |to, value, _| {
+            to.share_memory = value.as_bool().ok_or("true or false is expected")?;
             Ok(())
         },
     ),

@@ -23,6 +23,8 @@ pub(crate) struct Settings {
     pub(crate) parallel_forks: Option<usize>,
     /// How many sandboxes the local driver keeps ready.
     pub(crate) warm: usize,
+    /// Whether copies of a full snapshot share what they do not write to.
+    pub(crate) share_memory: bool,
     /// But for `keep_last`.
     pub(crate) retention: RetentionPolicy,
     pub(crate) keep_last: Option<u64>,

@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use super::{
     mount::clone_tree,
-    spawner::{NAME, Order, Outcome},
+    spawner::{NAME, Order, Outcome, SHARE_MEMORY},
     sys,
     wire::{self, Failure},
 };
@@ -30,6 +30,7 @@ const ROOT: &str = "FORKPOINT_ROOT";
 pub(super) struct Client {
     helper: PathBuf,
     root: PathBuf,
+    share_memory: bool,
     running: Mutex<Option<Arc<Spawner>>>,
 }
 
@@ -41,10 +42,10 @@ struct Spawner {
 }
 
 impl Client {
-    pub(super) fn new(helper: Option<PathBuf>, root: &Path) -> Self {
+    pub(super) fn new(helper: Option<PathBuf>, root: &Path, share_memory: bool) -> Self {
         // The link leads to our own program even when its file was replaced meanwhile.
         let helper = helper.unwrap_or_else(|| "/proc/self/exe".into());
-        Self { helper, root: root.to_owned(), running: Mutex::default() }
+        Self { helper, root: root.to_owned(), share_memory, running: Mutex::default() }
     }
 
     /// Waits for the answer.
@@ -78,9 +79,26 @@ impl Client {
         if let Some(spawner) = &*running {
             return Ok(Arc::clone(spawner));
         }
-        let spawner = Arc::new(Spawner::start(&self.helper, &self.root)?);
+        let spawner = Arc::new(self.start()?);
         *running = Some(Arc::clone(&spawner));
         Ok(spawner)
+    }
+
+    fn start(&self) -> io::Result<Spawner> {
+        let (ours, theirs) = wire::pair()?;
+        let view = read_only(&self.helper);
+        let program = view.as_ref().map(|view| format!("/proc/self/fd/{}", view.as_raw_fd()));
+        let child = Command::new(program.map_or_else(|| self.helper.clone(), PathBuf::from))
+            .arg0(NAME)
+            .args(self.share_memory.then_some(SHARE_MEMORY))
+            .env_clear()
+            .env(ROOT, &self.root)
+            .current_dir("/")
+            .stdin(Stdio::from(theirs))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?;
+        Ok(Spawner { socket: ours, child: Mutex::new(child) })
     }
 
     fn forget(&self, dead: &Arc<Spawner>) {
@@ -118,24 +136,6 @@ fn failed(err: io::Error) -> Failure {
 
 fn is_gone(err: &io::Error) -> bool {
     matches!(err.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
-}
-
-impl Spawner {
-    fn start(helper: &Path, root: &Path) -> io::Result<Self> {
-        let (ours, theirs) = wire::pair()?;
-        let view = read_only(helper);
-        let program = view.as_ref().map(|view| format!("/proc/self/fd/{}", view.as_raw_fd()));
-        let child = Command::new(program.map_or_else(|| helper.to_owned(), PathBuf::from))
-            .arg0(NAME)
-            .env_clear()
-            .env(ROOT, root)
-            .current_dir("/")
-            .stdin(Stdio::from(theirs))
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()?;
-        Ok(Self { socket: ours, child: Mutex::new(child) })
-    }
 }
 
 /// A view of our program that cannot be changed through. A process that becomes a command reaches

@@ -70,7 +70,7 @@ pub(super) struct Host {
 
 impl Host {
     pub(super) fn open(config: LocalConfig) -> DriverResult<Arc<Self>> {
-        let LocalConfig { root, helper, map_users, warm } = config;
+        let LocalConfig { root, helper, map_users, warm, share_memory } = config;
         let create = |path: &Path| fs::create_dir_all(path).map_err(io_error("create", path));
         create(&root)?;
         // What sandboxes write has owners and set-user-id bits, and means nothing on the host.
@@ -86,7 +86,8 @@ impl Host {
             (true, false) => Isolation::Plain,
             (false, _) => Isolation::Rootless,
         };
-        let (cgroups, client) = (Cgroups::find(), Arc::new(Client::new(helper, &root)));
+        let (cgroups, client) =
+            (Cgroups::find(), Arc::new(Client::new(helper, &root, share_memory)));
         let pool = Pool::new(warm, isolation, Arc::clone(&client), cgroups.clone());
         let pool = pool.map_err(failed("keep sandboxes ready"))?;
         let last_gone_back_to = LastGoneBackTo::default();

@@ -33,6 +33,9 @@ pub(super) use switch::{SwitchSpec, overlays};
 /// What the program is called when it is to be a spawner.
 pub(super) const NAME: &str = "forkpoint-spawner";
 
+/// Says so when it is started.
+pub(super) const SHARE_MEMORY: &str = "--share-memory";
+
 /// As which users of the host the users of a sandbox appear: far above those that exist.
 pub(super) const FIRST_OWNER: u32 = 2_000_000_000;
 const OWNERS: u32 = 100_000_000;
@@ -70,6 +73,8 @@ pub(super) struct Shared {
     /// What was brought back last, and is likely to be brought back again: to read it takes as long as to bring it
     /// back.
     images: Option<(Vec<PathBuf>, Chain)>,
+    /// Whether copies share what they do not write to.
+    share_memory: bool,
 }
 
 pub(super) fn is_asked() -> bool {
@@ -86,7 +91,8 @@ pub(super) fn serve() -> ! {
     let _ = rustix::thread::set_name(c"forkpoint-spawn");
     // A Ctrl-C in the driver's terminal is not for us: work that was begun is finished.
     let _ = rustix::process::setsid();
-    let mut shared = Shared::default();
+    let share_memory = std::env::args_os().any(|argument| argument == SHARE_MEMORY);
+    let mut shared = Shared { share_memory, ..Shared::default() };
     let mut store = None;
     while let Ok(Some((order, fds))) = wire::receive::<Order>(&socket) {
         match order {
@@ -183,7 +189,13 @@ impl Shared {
     fn prepare_images(&mut self, wanted: &[PathBuf]) -> Result<(), Failure> {
         self.forget_images();
         if !wanted.is_empty() && self.images.as_ref().is_none_or(|(paths, _)| paths != wanted) {
-            self.images = launch::open_images(wanted)?.map(|chain| (wanted.to_vec(), chain));
+            // First, so that there is never more than one in memory.
+            self.images = None;
+            let mut chain = launch::open_images(wanted)?;
+            if let Some(chain) = chain.as_mut().filter(|_| self.share_memory) {
+                chain.share_memory().doing("keep pages in memory")?;
+            }
+            self.images = chain.map(|chain| (wanted.to_vec(), chain));
         }
         Ok(())
     }

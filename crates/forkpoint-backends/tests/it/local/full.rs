@@ -11,8 +11,9 @@ use forkpoint_core::{
 };
 use futures::StreamExt as _;
 
-use super::scene::{
-    Scene, exec, new_snapshot, python, read_text, sh, spec, start, with_causes, write,
+use super::{
+    Machine,
+    scene::{Scene, exec, new_snapshot, python, read_text, sh, spec, start, with_causes, write},
 };
 
 /// Counts in its memory, and tells how far it is. What it says is in two places, which must agree.
@@ -452,6 +453,34 @@ fn a_large_process_finds_all_of_its_memory() {
         let copy = scene.restore(&artifact).await;
         let again = scene.restore(&seal_full(&*copy).await).await;
         heap_is_whole(&*again).await;
+    });
+}
+
+/// Copies that share see what was there, write for themselves, and can be kept as any other.
+#[test]
+fn copies_can_share_the_memory_that_they_do_not_write() {
+    if Scene::new(true).is_none() {
+        return;
+    }
+    let mut machine = Machine::new(true);
+    machine.share_memory = true;
+    let scene = Scene::on(machine);
+    scene.run(async {
+        let sandbox = scene.create().await;
+        python(&*sandbox, &with_heap(96)).await;
+        let artifact = seal_full(&*sandbox).await;
+        for _ in 0..3 {
+            let copy = scene.restore(&artifact).await;
+            let own = sh(&*copy, "cat /proc/[0-9]*/smaps_rollup | grep Anonymous").await;
+            let own: u64 = own.split_whitespace().filter_map(|word| word.parse::<u64>().ok()).sum();
+            assert!(own < 32 << 10, "{own} kB");
+            heap_is_whole(&*copy).await;
+        }
+        let copy = scene.restore(&artifact).await;
+        let again = scene.restore(&seal_full(&*copy).await).await;
+        heap_is_whole(&*again).await;
+        let back = scene.driver.rollback(copy.id(), &spec(), &artifact).await.unwrap();
+        heap_is_whole(&*back).await;
     });
 }
 
