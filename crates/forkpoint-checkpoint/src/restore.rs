@@ -80,12 +80,11 @@ pub(crate) struct Numbers {
 /// How many descriptors its opener has of a file until all are placed, at most.
 fn kept_open(file: &OpenFile) -> i32 {
     match file.kind {
-        FileKind::Pipe { .. } | FileKind::Client { .. } => 2,
-        FileKind::Pair { .. }
-        | FileKind::Connection(_)
-        | FileKind::Fifo { .. }
-        | FileKind::Deleted { .. } => 1,
-        FileKind::Path { .. }
+        FileKind::Pair { .. } | FileKind::Connection(_) | FileKind::Fifo { .. } => 1,
+        FileKind::Pipe { .. }
+        | FileKind::Client { .. }
+        | FileKind::Deleted { .. }
+        | FileKind::Path { .. }
         | FileKind::Memory { .. }
         | FileKind::Event { .. }
         | FileKind::Timer { .. }

@@ -44,7 +44,7 @@ pub(super) fn open_all(plan: &Plan<'_>) -> Result<()> {
     let is_master = |file: &OpenFile| matches!(file.kind, FileKind::Master { .. });
     let masters = files().filter(|(_, file)| is_master(file));
     for (index, file) in masters.chain(files().filter(|(_, file)| !is_master(file))) {
-        let fd = opener.open(file).map_err(|source| {
+        let fd = opener.open(index, file).map_err(|source| {
             let step = format!("open file {index} ({})", told(&file.kind));
             Error::Step { pid: opener.holder(index), step, source }
         })?;

@@ -28,14 +28,15 @@ use crate::{
 
 pub(super) struct Opener<'a> {
     plan: &'a Plan<'a>,
-    /// Both ends, by the pipe's number: reader and writer.
-    pipes: HashMap<u64, (OwnedFd, OwnedFd)>,
+    /// A file that was opened and is an end of it, by the pipe's number: from either, both can be had.
+    pipes: HashMap<u64, usize>,
     /// The other end of a pair of which one was asked for, by its number.
     pairs: HashMap<u64, OwnedFd>,
     connections: Connector,
     /// Pipes with a name, both ends.
     fifos: HashMap<u64, OwnedFd>,
-    deleted: HashMap<u64, OwnedFd>,
+    /// A file that was opened and is the same, by its number.
+    deleted: HashMap<u64, usize>,
 }
 
 impl<'a> Opener<'a> {
@@ -58,8 +59,9 @@ impl<'a> Opener<'a> {
         self.plan.snapshot().processes.iter().find(has).map_or(1, |process| process.pid)
     }
 
-    pub(super) fn open(&mut self, file: &OpenFile) -> io::Result<OwnedFd> {
-        let fd = self.open_kind(file)?;
+    /// The file with this index. What is opened is put at its number before the next.
+    pub(super) fn open(&mut self, index: usize, file: &OpenFile) -> io::Result<OwnedFd> {
+        let fd = self.open_kind(index, file)?;
         for lock in &file.locks {
             match lock {
                 FileLock::Whole(lock) => lock_whole(&fd, *lock)?,
@@ -72,7 +74,7 @@ impl<'a> Opener<'a> {
         Ok(fd)
     }
 
-    fn open_kind(&mut self, file: &OpenFile) -> io::Result<OwnedFd> {
+    fn open_kind(&mut self, index: usize, file: &OpenFile) -> io::Result<OwnedFd> {
         let flags = OFlags::from_bits_retain(file.flags as u32);
         match &file.kind {
             FileKind::Path { path, position, directory, lock } => {
@@ -84,7 +86,7 @@ impl<'a> Opener<'a> {
                 Ok(fd)
             }
             FileKind::Deleted { content, position, mode, inode } => {
-                let fd = self.deleted(content, *mode, *inode, flags)?;
+                let fd = self.deleted(index, content, *mode, *inode, flags)?;
                 rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(*position))?;
                 Ok(fd)
             }
@@ -99,7 +101,7 @@ impl<'a> Opener<'a> {
             }
             FileKind::Pipe { pipe, capacity, content }
             | FileKind::Client { pipe, capacity, content } => {
-                self.pipe(*pipe, *capacity, content, flags)
+                self.pipe(index, *pipe, *capacity, content, flags)
             }
             FileKind::Event { count, semaphore } => event(*count, *semaphore, flags),
             FileKind::Timer { clock, value, ticks } => timer(*clock, value, *ticks, flags),
@@ -139,43 +141,51 @@ impl<'a> Opener<'a> {
 
     fn deleted(
         &mut self,
+        index: usize,
         content: &Bytes,
         mode: u32,
         inode: u64,
         flags: OFlags,
     ) -> io::Result<OwnedFd> {
-        if let Entry::Vacant(place) = self.deleted.entry(inode) {
-            let new = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-            let mode = Mode::from_raw_mode(mode);
-            let fd = rustix::fs::open("/tmp", new, mode)
-                .or_else(|_| rustix::fs::open("/", new, mode))?;
-            let mut file = std::fs::File::from(fd);
-            file.write_all(&content.0)?;
-            place.insert(file.into());
-        }
         let flags = flags.difference(OFlags::TMPFILE | OFlags::NOFOLLOW);
-        reopen(self.deleted[&inode].as_raw_fd(), flags)
+        if let Some(same) = self.deleted.get(&inode) {
+            return reopen(self.plan.numbers.file(*same), flags);
+        }
+        let new = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(mode);
+        let fd =
+            rustix::fs::open("/tmp", new, mode).or_else(|_| rustix::fs::open("/", new, mode))?;
+        let mut file = std::fs::File::from(fd);
+        file.write_all(&content.0)?;
+        self.deleted.insert(inode, index);
+        reopen(file.as_raw_fd(), flags)
     }
 
+    /// Each open file of the image is an open file of its own, also where several are one end.
     fn pipe(
         &mut self,
+        index: usize,
         pipe: u64,
         capacity: u32,
         content: &Bytes,
         flags: OFlags,
     ) -> io::Result<OwnedFd> {
-        if let Entry::Vacant(place) = self.pipes.entry(pipe) {
-            let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-            fcntl_setpipe_size(&writer, capacity as usize)?;
-            place.insert((reader, writer));
-        }
-        let (reader, writer) = &self.pipes[&pipe];
+        let fd = match self.pipes.get(&pipe) {
+            Some(end) => reopen(self.plan.numbers.file(*end), flags)?,
+            None => {
+                let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+                fcntl_setpipe_size(&writer, capacity as usize)?;
+                self.pipes.insert(pipe, index);
+                let is_writer = flags.contains(OFlags::WRONLY);
+                reopen(if is_writer { writer } else { reader }.as_raw_fd(), flags)?
+            }
+        };
         if !content.0.is_empty() {
-            write_now(writer, &content.0)?;
+            // Nobody may write where nobody could read.
+            let both = reopen(fd.as_raw_fd(), OFlags::RDWR)?;
+            write_now(&both, &content.0)?;
         }
-        let is_writer = flags.contains(OFlags::WRONLY);
-        // Each open file of the image is an open file of its own, also where several are one end.
-        reopen(if is_writer { writer } else { reader }.as_raw_fd(), flags)
+        Ok(fd)
     }
 
     /// Opened at both ends first, so that nobody waits for the other.

@@ -140,14 +140,17 @@ fn nothing_is_lost_or_doubled_in_a_pipe() {
 fn pipes_of_many_processes_stay_apart() {
     let mut place = Place::new();
     let sandbox = place.python(
-        "import os, time\n\
+        "import os, socket, time\n\
          me = 0\n\
          for child in range(1, 8):\n    if os.fork() == 0: me = child; break\n\
          pipes = [os.pipe() for _ in range(40)]\n\
          for i, (_, w) in enumerate(pipes): os.write(w, f'{me} {i}'.encode())\n\
+         pairs = [socket.socketpair() for _ in range(20)]\n\
+         for i, (a, _) in enumerate(pairs): a.send(f'{i} {me}'.encode())\n\
          open(f'/mnt/ready{me}', 'w').write('1')\n\
          while not os.path.exists('/mnt/go'): time.sleep(0.005)\n\
          for i, (r, w) in enumerate(pipes):\n    os.close(w); assert os.read(r, 99) == f'{me} {i}'.encode() and os.read(r, 99) == b'', (me, i)\n\
+         for i, (_, b) in enumerate(pairs): assert b.recv(99) == f'{i} {me}'.encode(), (me, i)\n\
          open(f'/mnt/answer{me}', 'w').write('good.')\n\
          time.sleep(1000)\n",
     );
