@@ -63,14 +63,27 @@ impl Held {
 
     /// Takes the room away. The tasks stand elsewhere until they are put back.
     pub(crate) fn close(&mut self) -> io::Result<()> {
-        let Some(hand) = &self.hand else { return Ok(()) };
-        let (start, end) = hand.area;
+        self.begin_to_close()?;
+        self.end_to_close()
+    }
+
+    /// Has it taken away. Several processes may be at it at once.
+    pub(crate) fn begin_to_close(&mut self) -> io::Result<()> {
+        let (start, end) = self.area();
         if start != end {
             // The others must not stand in what is taken away.
             for task in self.tasks.iter_mut().skip(1) {
                 task.put_back()?;
             }
-            self.errand(&Call::new(libc::SYS_munmap, &[start, end - start]))?;
+            self.send_on_errand(&Call::new(libc::SYS_munmap, &[start, end - start]))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn end_to_close(&mut self) -> io::Result<()> {
+        let (start, end) = self.area();
+        if start != end {
+            self.return_from_errand()?;
         }
         let hand = self.hand.take();
         if let Some(leader) = self.tasks.first_mut() {
@@ -113,13 +126,21 @@ impl Held {
 
     /// One call of the leader, with everything in registers.
     pub(crate) fn errand(&mut self, call: &Call) -> io::Result<u64> {
+        self.send_on_errand(call)?;
+        self.return_from_errand()
+    }
+
+    fn send_on_errand(&mut self, call: &Call) -> io::Result<()> {
         let bell = self.bell(0)?;
-        let Task { tid, regs, mask } = self.task(0)?;
+        let Task { regs, mask, .. } = self.task(0)?;
         let code = arch::errand(bell, mask, &regs);
         let at = self.hand_mut()?.foothold.put_errand(&code)?;
-        self.send(0, &regs.on_errand(at, call))?;
+        self.send(0, &regs.on_errand(at, call))
+    }
+
+    fn return_from_errand(&mut self) -> io::Result<u64> {
         self.hear(0)?;
-        returned(Registers::of(tid)?.errand_result())
+        returned(Registers::of(self.task(0)?.tid)?.errand_result())
     }
 
     /// Registers before the mask: from then on, whoever lets go of it, it finds back by itself.

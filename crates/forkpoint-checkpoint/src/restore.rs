@@ -15,16 +15,14 @@ use std::{collections::BTreeMap, fs, io, os::fd::AsRawFd as _, time::Duration};
 
 use crate::{
     arch,
-    coverage::{Findings, Whose},
-    dump::{maps::Maps, proc::Status, this_machine},
+    dump::{proc::Status, this_machine},
     error::{Doing as _, Error, Result},
     freeze::{Frozen, Held, Tree, freeze},
     hand::{Reins, quiet_signal},
     image::{Alive, Chain, FileKind, Machine, MappingKind, MemoryId, OpenFile, Process, Snapshot},
-    mounts::Names,
     pager::Pager,
     ranges::Range,
-    script::{Call, Outcome},
+    script::{Call, KernelPages, Outcome},
     segments,
     sys::{Deadline, Patience, ptrace, read_text, task::threads_here},
 };
@@ -48,6 +46,9 @@ use self::{
     board::Board,
     lazy::Laziness,
 };
+
+/// How often it is looked whether process 1 lives, while nothing is heard.
+const LOOK_AROUND: Duration = Duration::from_millis(5);
 
 /// How long processes may take to attach memory that only they keep.
 const TOGETHER: Duration = Duration::from_secs(20);
@@ -275,7 +276,7 @@ impl<'a> Plan<'a> {
 
     fn wait(&self, init: i32, deadline: Deadline) -> Result<()> {
         let wanted = self.threads();
-        let mut patience = Patience::default();
+        let mut heard = true;
         loop {
             if let Some((pid, step)) = self.board.failure() {
                 let source = io::Error::other("nothing of it runs");
@@ -285,10 +286,10 @@ impl<'a> Plan<'a> {
             if ready >= wanted {
                 return Ok(());
             }
-            if deadline.passed() || !is_alive(init) {
+            if deadline.passed() || !heard && !is_alive(init) {
                 return Err(self.blame(init).unwrap_or(Error::Late { ready, wanted }));
             }
-            patience.wait();
+            heard = self.board.wait(ready, LOOK_AROUND);
         }
     }
 
@@ -330,16 +331,20 @@ impl<'a> Plan<'a> {
             let (ready, wanted) = (frozen.processes.len() as u32, living as u32);
             return Err(Error::Late { ready, wanted });
         }
+        let mut all = Vec::with_capacity(living);
         for held in &frozen.processes {
-            let (process, _, script) = self.find(held)?;
+            let (process, alive, script) = self.find(held)?;
             script.first_failure(held.pid, process.pid)?;
+            all.push((process, alive, script));
         }
         if let Some(pager) = &mut pager {
             self.ask_for_pages(frozen, pager)?;
         }
-        for held in &mut frozen.processes {
-            let (process, alive, script) = self.find(held)?;
+        for (held, (process, alive, script)) in frozen.processes.iter_mut().zip(&all) {
             take_place(held, alive, script).doing("take the place", process.pid)?;
+        }
+        for (held, (process, alive, _)) in frozen.processes.iter_mut().zip(&all) {
+            settle(held, alive).doing("take the place", process.pid)?;
         }
         match pager {
             Some(pager) if !lazily || !pager.is_guarded() => {
@@ -350,12 +355,16 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Gives every task the registers of the image, and takes away what the scripts were in.
+/// Gives every task the registers of the image, and begins to take away what the scripts were in.
 fn take_place(held: &mut Held, alive: &Alive, script: &Assembled) -> io::Result<()> {
     let pid = held.pid;
     let mut numbers = Vec::with_capacity(held.tasks.len());
+    let status = Status::of(pid, pid)?;
     for task in &mut held.tasks {
-        let number = Status::of(pid, task.tid)?.last("NSpid")?;
+        let number = match task.tid == pid {
+            true => status.last("NSpid")?,
+            false => Status::of(pid, task.tid)?.last("NSpid")?,
+        };
         let thread = alive.threads.iter().find(|thread| thread.tid == number);
         let thread = thread.ok_or_else(|| io::Error::other("a thread that nobody knows"))?;
         arch::set_extended(task.tid, &thread.extended.0)?;
@@ -367,10 +376,8 @@ fn take_place(held: &mut Held, alive: &Alive, script: &Assembled) -> io::Result<
     if numbers.len() != alive.threads.len() {
         return Err(io::Error::other("a thread is missing"));
     }
-    let whose = Whose { pid, name: String::new() };
-    let maps = Maps::of(pid, &Names::new(), &whose, &mut Findings::default())?;
-    let vdso = maps.vdso.ok_or_else(|| io::Error::other("it has no vDSO"))?;
-    let status = Status::of(pid, pid)?;
+    let first = alive.space.vdso.ok_or_else(|| io::Error::other("it has no vDSO"))?;
+    let vdso = KernelPages::own()?.vdso_from(first);
     let waiting = status.hex("SigPnd")? | status.hex("ShdPnd")?;
     let bell = quiet_signal(status.hex("SigCgt")?, status.hex("SigIgn")?, waiting);
     let bell = bell.ok_or_else(|| io::Error::other("no signal is left"))?;
@@ -379,10 +386,14 @@ fn take_place(held: &mut Held, alive: &Alive, script: &Assembled) -> io::Result<
     if let Some(call) = forget {
         held.errand(&call)?;
     }
-    held.close()?;
+    held.begin_to_close()
+}
+
+fn settle(held: &mut Held, alive: &Alive) -> io::Result<()> {
+    held.end_to_close()?;
     if alive.job_stopped {
         // It is about to stand before it runs.
-        crate::sys::task::kill(pid, libc::SIGSTOP)?;
+        crate::sys::task::kill(held.pid, libc::SIGSTOP)?;
     }
     Ok(())
 }

@@ -14,7 +14,7 @@
 //! catch and that does nothing by default, so without a tracer it is nothing. What stays is an
 //! unused mapping.
 
-use std::{fs::File, io, os::unix::fs::FileExt as _};
+use std::{fs::File, io, os::unix::fs::FileExt as _, sync::OnceLock};
 
 use crate::{
     arch::{self, Bell, Registers},
@@ -207,13 +207,11 @@ impl Foothold {
     pub(crate) fn take(pid: i32, vdso: (u64, u64)) -> io::Result<Self> {
         let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
         let at = vdso.1 - FOOTHOLD;
-        let mut own = [0; FOOTHOLD as usize];
-        let ours = own_vdso()?;
-        if ours.1 - ours.0 != vdso.1 - vdso.0 {
+        let ours = KernelPages::own()?;
+        if ours.len != vdso.1 - vdso.0 {
             return Err(io::Error::other("its vDSO is not this kernel's"));
         }
-        memory::read(std::process::id() as i32, ours.1 - FOOTHOLD, &mut own)?;
-        if own.iter().any(|byte| *byte != 0) {
+        if !ours.has_unused_end {
             return Err(io::Error::other("this kernel's vDSO has no unused end"));
         }
         memory.write_all_at(arch::stub(), at)?;
@@ -245,12 +243,46 @@ impl Foothold {
     }
 }
 
-fn own_vdso() -> io::Result<(u64, u64)> {
-    let maps = read_text("/proc/self/maps")?;
-    let line = maps.lines().find(|line| line.ends_with("[vdso]"));
-    let range = line.and_then(|line| line.split(' ').next()?.split_once('-'));
-    let parse = |text| u64::from_str_radix(text, 16).ok();
-    range
-        .and_then(|(start, end)| Some((parse(start)?, parse(end)?)))
-        .ok_or_else(|| io::Error::other("this process has no vDSO"))
+/// What the kernel maps into every process by itself, which is the same in all of them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KernelPages {
+    /// From the first of these pages to the vDSO.
+    before: u64,
+    /// Of the vDSO.
+    len: u64,
+    has_unused_end: bool,
+}
+
+impl KernelPages {
+    pub(crate) fn own() -> io::Result<Self> {
+        static OWN: OnceLock<KernelPages> = OnceLock::new();
+        if let Some(own) = OWN.get() {
+            return Ok(*own);
+        }
+        let own = Self::look()?;
+        Ok(*OWN.get_or_init(|| own))
+    }
+
+    /// Where the vDSO is in a process that has the first of them at `start`.
+    pub(crate) fn vdso_from(&self, start: u64) -> (u64, u64) {
+        (start + self.before, start + self.before + self.len)
+    }
+
+    fn look() -> io::Result<Self> {
+        let maps = read_text("/proc/self/maps")?;
+        let parse = |text: &str| u64::from_str_radix(text, 16).ok();
+        let range = |line: &str| {
+            let (start, end) = line.split(' ').next()?.split_once('-')?;
+            Some((parse(start)?, parse(end)?))
+        };
+        let is_kernels = |line: &&str| line.ends_with("[vdso]") || line.contains("[vvar");
+        let first = maps.lines().find(is_kernels).and_then(range);
+        let vdso = maps.lines().find(|line| line.ends_with("[vdso]")).and_then(range);
+        let (first, vdso) =
+            first.zip(vdso).ok_or_else(|| io::Error::other("this process has no vDSO"))?;
+        let mut end = [0; FOOTHOLD as usize];
+        memory::read(std::process::id() as i32, vdso.1 - FOOTHOLD, &mut end)?;
+        let has_unused_end = end.iter().all(|byte| *byte == 0);
+        Ok(Self { before: vdso.0 - first.0, len: vdso.1 - vdso.0, has_unused_end })
+    }
 }

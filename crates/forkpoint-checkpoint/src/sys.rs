@@ -41,12 +41,26 @@ fn step() {
     }
 }
 
-/// What a file of `/proc` says, which has no length that could be asked for: in one or two reads instead of eight.
+/// What a file of `/proc` says, which has neither a length nor a place that could be asked for: as the standard library
+/// would, before it reads.
 pub(crate) fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
     const USUAL: usize = 8 << 10;
-    let mut text = String::with_capacity(USUAL);
-    File::open(path)?.read_to_string(&mut text)?;
-    Ok(text)
+    let file = File::open(path)?;
+    let mut text = vec![0; USUAL];
+    let mut len = 0;
+    loop {
+        if len == text.len() {
+            text.resize(2 * len, 0);
+        }
+        match (&file).read(&mut text[len..]) {
+            Ok(0) => break,
+            Ok(more) => len += more,
+            Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
+            Err(err) => return Err(err),
+        }
+    }
+    text.truncate(len);
+    String::from_utf8(text).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
 /// A moment after which nobody waits any longer.

@@ -64,11 +64,22 @@ const THREAD_DATA: usize = 4 << 10;
 
 pub(super) fn assemble(whole: Whole<'_>, taken: &[Range]) -> io::Result<Assembled> {
     let eager = whole.eager();
-    let draft = at(SPACE_START, whole, &eager)?;
-    let len = draft.area.1 - draft.area.0;
-    let start =
-        hole(len, whole.alive, taken).ok_or_else(|| io::Error::other("no room for its scripts"))?;
-    at(start, whole, &eager)
+    let find = |len| {
+        hole(len, whole.alive, taken).ok_or_else(|| io::Error::other("no room for its scripts"))
+    };
+    let guess = whole_len(whole, &eager);
+    let assembled = at(find(guess)?, whole, &eager)?;
+    let len = assembled.area.1 - assembled.area.0;
+    if len <= guess { Ok(assembled) } else { at(find(len)?, whole, &eager) }
+}
+
+/// About as much as all scripts will need, and rarely less.
+fn whole_len(whole: Whole<'_>, eager: &[Vec<Piece>]) -> u64 {
+    const CALLS: usize = 256;
+    let threads = whole.alive.threads[1..].iter();
+    let threads = threads.map(|thread| thread_data(thread) + (CALLS + thread.pending.len()) * 56);
+    let threads: usize = threads.sum();
+    Room::DATA + (threads as u64 + leader_len(whole, eager)).next_multiple_of(PAGE)
 }
 
 /// Room that neither the image nor this process uses.

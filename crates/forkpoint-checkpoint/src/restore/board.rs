@@ -7,7 +7,10 @@ use std::{
     fmt::Write as _,
     io, ptr, slice,
     sync::atomic::{AtomicI32, AtomicU8, AtomicU32, Ordering},
+    time::Duration,
 };
+
+use rustix::{io::Errno, thread::futex, time::Timespec};
 
 use crate::{error::Error, script::Call, sys::PAGE};
 
@@ -49,6 +52,13 @@ impl Board {
         self.page().ready.load(Ordering::SeqCst)
     }
 
+    /// Waits until more than `seen` are ready, somebody has failed, or for a while. `false` if nothing was heard.
+    pub(super) fn wait(&self, seen: u32, time: Duration) -> bool {
+        let time = Timespec::try_from(time).ok();
+        let heard = futex::wait(&self.page().ready, futex::Flags::empty(), seen, time.as_ref());
+        heard != Err(Errno::TIMEDOUT)
+    }
+
     /// The first failure stays.
     pub(super) fn fail(&self, pid: i32, err: &Error) {
         let page = self.page();
@@ -68,6 +78,8 @@ impl Board {
         }
         page.text_len.store(len as u32, Ordering::SeqCst);
         page.failed.store(pid, Ordering::SeqCst);
+        // Whoever waits and does not hear it looks again soon.
+        let _ = futex::wake(&page.ready, futex::Flags::empty(), 1);
     }
 
     pub(super) fn failure(&self) -> Option<(i32, String)> {

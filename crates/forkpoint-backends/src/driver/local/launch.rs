@@ -167,7 +167,7 @@ fn sys_for(isolation: Isolation, network: Network) -> Result<Option<OwnedFd>, Fa
 
 fn tell_failure(launcher: &OwnedFd, failure: Failure) -> ! {
     // If nobody hears it, nobody waits for us either.
-    let _ = wire::send(launcher, &Ready::Failed(failure), &[]);
+    let _ = wire::send(launcher, &Told::Failed(failure), &[]);
     std::process::exit(1);
 }
 
@@ -211,7 +211,9 @@ fn host_sys() -> io::Result<OwnedFd> {
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-enum Ready {
+enum Told {
+    /// With what takes a while to let go of, for one who ends soon and whom nobody waits for.
+    Rid,
     Ready,
     Failed(Failure),
 }
@@ -227,9 +229,13 @@ fn let_begin(isolation: Isolation, pid: Pid, child: &OwnedFd) -> Result<(), Fail
 }
 
 fn wait_for_child(child: &OwnedFd) -> Result<(), Failure> {
-    match wire::receive::<Ready>(child).doing("launch")? {
-        Some((Ready::Ready, _)) => Ok(()),
-        Some((Ready::Failed(failure), _)) => Err(failure),
+    match wire::receive::<Told>(child).doing("launch")? {
+        Some((Told::Rid, fds)) => {
+            mem::forget(fds);
+            wait_for_child(child)
+        }
+        Some((Told::Ready, _)) => Ok(()),
+        Some((Told::Failed(failure), _)) => Err(failure),
         None => Err(Failure::new("launch", &io::Error::other("it ended at once"))),
     }
 }
@@ -275,8 +281,9 @@ fn live(
     if spec.isolation == Isolation::Rootless {
         furniture.overlays = spawner_overlays(spec, &Shared::default())?;
     }
-    root::enter(furniture)?;
+    let used = root::enter(furniture)?;
     let terminals = settle_in()?;
+    get_rid(used, launcher)?;
     serve(fds.listener, terminals, launcher, plan)
 }
 
@@ -320,6 +327,10 @@ fn settle_in() -> Result<OwnedFd, Failure> {
     Ok(terminals)
 }
 
+fn get_rid(used: OwnedFd, launcher: &OwnedFd) -> Result<(), Failure> {
+    wire::send(launcher, &Told::Rid, &[used.as_fd()]).doing("launch")
+}
+
 /// In the sandbox's own root.
 fn serve(
     listener: OwnedFd,
@@ -333,7 +344,7 @@ fn serve(
         keep_only([listener, terminals, launcher], guard).doing("close what is the host's")?;
     let signals = sys::child_signals().doing("watch children")?;
     drop_rights().doing("drop rights")?;
-    wire::send(&launcher, &Ready::Ready, &[]).doing("launch")?;
+    wire::send(&launcher, &Told::Ready, &[]).doing("launch")?;
     wait_for_launcher(&launcher)?;
     drop(launcher);
     init::serve(listener, terminals, signals, guard)

@@ -4,6 +4,7 @@
 //! closed, so that a crash leaves nothing on the host.
 
 use std::{
+    cell::RefCell,
     fs::File,
     io::{self, Read as _},
     os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd},
@@ -49,6 +50,8 @@ pub(super) struct Layers {
     data_path: PathBuf,
     owners: Option<OwnedFd>,
     marks: Marks,
+    /// Views of directories elsewhere, as long as this lives.
+    views: RefCell<Vec<OwnedFd>>,
 }
 
 impl Layers {
@@ -59,7 +62,8 @@ impl Layers {
         owners: Option<OwnedFd>,
     ) -> Result<Self, Failure> {
         let opened = open_mapped(data, owners.as_ref())?;
-        Ok(Self { data: opened, data_path: data.to_owned(), owners, marks })
+        let views = RefCell::default();
+        Ok(Self { data: opened, data_path: data.to_owned(), owners, marks, views })
     }
 
     /// Layers are opened one by one and no symbolic link is followed inside ours: what is in them
@@ -108,6 +112,9 @@ impl Layers {
         }
         set_layer(context, "upperdir", upper.as_fd()).doing("add the upper directory")?;
         set_layer(context, "workdir", work.as_fd()).doing("add the work directory")?;
+        let lowers = lowers.into_iter().zip(&spec.lowers);
+        let views = lowers.filter(|(_, path)| !path.starts_with(&self.data_path));
+        self.views.borrow_mut().extend(views.map(|(view, _)| view));
         let redirects = match self.marks {
             Marks::Trusted => "off",
             // The one word for it that goes with `userxattr`.

@@ -73,8 +73,9 @@ pub(super) struct Furniture {
     pub(super) files: Vec<(PathBuf, String)>,
 }
 
-/// Makes this process's root what the sandbox sees. The host is out of reach afterwards.
-pub(super) fn enter(furniture: &Furniture) -> Result<(), Failure> {
+/// Makes this process's root what the sandbox sees. The host is out of reach afterwards. The answer is of no more use, and
+/// takes a while to let go of.
+pub(super) fn enter(furniture: &Furniture) -> Result<OwnedFd, Failure> {
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     mount_change("/", private).doing("make mounts private")?;
     let Some(((_, root), others)) = furniture.overlays.split_first() else {
@@ -85,8 +86,10 @@ pub(super) fn enter(furniture: &Furniture) -> Result<(), Failure> {
         attach(overlay.as_fd(), root.as_fd(), at)?;
     }
     furnish(root.as_fd(), furniture)?;
-    cover_files(root.as_fd(), &make_covers()?, &furniture.files);
-    leave_old_root(root)
+    let covers = make_covers()?;
+    cover_files(root.as_fd(), &covers, &furniture.files);
+    leave_old_root(root)?;
+    Ok(covers)
 }
 
 /// A root with nothing in it but what every sandbox has, for one that is still to come.
@@ -117,8 +120,9 @@ impl Stage {
         Ok(Self { root, covers, shared_memory_bytes: furniture.shared_memory_bytes })
     }
 
-    /// From here to the sandbox's own root. `furniture` is what [`Stage::enter`] did not know.
-    pub(super) fn leave(self, furniture: &Furniture) -> Result<(), Failure> {
+    /// From here to the sandbox's own root. `furniture` is what [`Stage::enter`] did not know. The answer is as with
+    /// [`enter`].
+    pub(super) fn leave(self, furniture: &Furniture) -> Result<OwnedFd, Failure> {
         let Some(((_, root), others)) = furniture.overlays.split_first() else {
             return Err(Failure::new("enter the root", &std::io::Error::other("there is none")));
         };
@@ -135,7 +139,8 @@ impl Stage {
             attach(mount.as_fd(), root.as_fd(), Path::new(name))?;
         }
         cover_files(root.as_fd(), &self.covers, &furniture.files);
-        leave_old_root(root)
+        leave_old_root(root)?;
+        Ok(self.covers)
     }
 }
 
@@ -240,9 +245,15 @@ fn hide(root: BorrowedFd<'_>, strict: MountAttrFlags) -> Result<(), Failure> {
     }
     let read_only = strict | MountAttrFlags::MOUNT_ATTR_RDONLY;
     let empty = pseudo("tmpfs", &[("mode", "755"), ("size", "4096")], read_only)?;
-    for directory in HIDDEN_DIRECTORIES.into_iter().filter(|path| exists(path).is_ok()) {
+    let mut hidden = HIDDEN_DIRECTORIES.into_iter().filter(|path| exists(path).is_ok());
+    let last = hidden.next_back();
+    for directory in hidden {
         let nothing = clone_tree(empty.as_fd(), "").doing("copy an empty directory")?;
         attach(nothing.as_fd(), root, Path::new(directory))?;
+    }
+    // The first of its kind too: what is attached nowhere takes a while to let go of.
+    if let Some(directory) = last {
+        attach(empty.as_fd(), root, Path::new(directory))?;
     }
     for path in READ_ONLY.into_iter().filter(|path| exists(path).is_ok()) {
         let view = clone_tree(root, path).doing(format!("open /{path}"))?;

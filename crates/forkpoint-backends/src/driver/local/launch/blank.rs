@@ -24,8 +24,9 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Fds, Isolation, LaunchSpec, Ready, attend, begin, join, let_begin, namespaces, not_back, serve,
-    settle_in, shared_memory, spawner_overlays, sys_for, take_name, tell_failure, wait_for_child,
+    Fds, Isolation, LaunchSpec, Told, attend, begin, get_rid, join, let_begin, namespaces,
+    not_back, serve, settle_in, shared_memory, spawner_overlays, sys_for, take_name, tell_failure,
+    wait_for_child,
 };
 use crate::driver::local::{
     cgroup::Cgroup,
@@ -202,7 +203,7 @@ fn live(
     begin(isolation, furniture.own_network, launcher)?;
     let stage = Stage::enter(furniture)?;
     let terminals = settle_in()?;
-    wire::send(launcher, &Ready::Ready, &[]).doing("launch")?;
+    wire::send(launcher, &Told::Ready, &[]).doing("launch")?;
     let Some((adoption, fds)) = wire::receive::<Adoption>(launcher).doing("wait for an order")?
     else {
         std::process::exit(0);
@@ -217,7 +218,7 @@ fn live(
     take_name(&hostname)?;
     let own_network = furniture.own_network;
     let furniture = Furniture { overlays, sys: None, own_network, shared_memory_bytes, files };
-    stage.leave(&furniture)?;
+    get_rid(stage.leave(&furniture)?, launcher)?;
     drop(furniture);
     serve(listener, terminals, launcher, plan)
 }

@@ -102,14 +102,18 @@ pub(in super::super) fn overlays(
         let mount = |spec: &OverlaySpec| Ok((spec.at.clone(), layers.overlay(spec)?));
         specs.iter().map(mount).collect()
     };
-    match isolation {
+    let made = match isolation {
         Isolation::Mapped => {
             // overlayfs works with the rights of whoever mounts it.
             sys::keep_capabilities().doing("keep capabilities")?;
             as_sandbox_root(make)
         }
         Isolation::Plain | Isolation::Rootless => make(),
-    }
+    };
+    // To let go of a view takes until all processors have taken note. It goes with this process, or when that
+    // closes what it does not need, and nobody waits.
+    std::mem::forget(layers);
+    made
 }
 
 fn enter(namespace: &OwnedFd, kind: LinkNameSpaceType) -> Result<(), Failure> {
