@@ -102,7 +102,7 @@ fn kept_open(file: &OpenFile) -> i32 {
 
 impl Numbers {
     const LOWEST: i32 = 64;
-    const SPARE: i32 = 64;
+    const SPARE: i32 = 32;
 
     fn new(snapshot: &Snapshot, chain: &Chain, faults: Option<i32>) -> Self {
         let alive = || snapshot.processes.iter().filter_map(Process::alive);
