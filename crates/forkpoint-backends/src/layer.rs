@@ -37,6 +37,7 @@ mod site;
 mod stage;
 mod store;
 mod trash;
+mod travel;
 mod tree;
 mod unchanged;
 mod view;
@@ -72,6 +73,7 @@ pub(crate) use store::open_path;
 pub use store::{LayerStore, SweepStats};
 pub use trash::{Leftover, ReapStats};
 pub(crate) use trash::{empty_trash, remove_tree};
+pub use travel::{Arrival, Departure};
 pub use view::{LayerView, ViewFacts, ViewLevel, ViewMount};
 pub use whole::{Whole, WholeSpec, describe_tree, is_as_described};
 

@@ -211,7 +211,7 @@ fn offer(
     }
 }
 
-fn write(place: Place, attribute: &CStr, value: &[u8]) -> rustix::io::Result<()> {
+pub(super) fn write(place: Place, attribute: &CStr, value: &[u8]) -> rustix::io::Result<()> {
     match place {
         Place::Open(fd) => fsetxattr(fd, attribute, value, XattrFlags::empty()),
         Place::Named(dir, name) => {

@@ -42,6 +42,10 @@ pub enum LayerError {
     #[error("what an engine sent of `{what}` cannot be kept: {reason}")]
     Archive { what: String, reason: String },
 
+    /// From the root of a tree that came from elsewhere.
+    #[error("`{path}` of what came cannot be kept: {reason}")]
+    Refused { path: PathBuf, reason: String },
+
     /// From the root of what was looked at, wherever it really lies.
     #[error("`{path}` may not be read")]
     Unreadable { path: PathBuf },

@@ -64,7 +64,7 @@ impl Stage {
     }
 }
 
-fn expect(layer: &Layer, marks: Marks) -> LayerResult<()> {
+pub(super) fn expect(layer: &Layer, marks: Marks) -> LayerResult<()> {
     let record = layer.record();
     if record.marks == marks {
         return Ok(());

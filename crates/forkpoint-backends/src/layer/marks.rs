@@ -109,6 +109,29 @@ impl Marks {
         fsetxattr(directory, origin, b"", XattrFlags::empty()).during("mark")
     }
 
+    /// Makes a file one that was in a layer below before somebody wrote to it.
+    pub(super) fn set_origin(self, file: impl AsFd) -> Result<(), Fault> {
+        self.set_whiteouts(file)
+    }
+
+    /// The name by which somebody inside knows an attribute that is kept.
+    pub(super) fn shown(self, attribute: &[u8]) -> Vec<u8> {
+        let inner =
+            self.prefix().and_then(|prefix| Some((prefix, attribute.strip_prefix(prefix)?)));
+        match inner.and_then(|(prefix, inner)| Some((prefix, inner.strip_prefix(b"overlay.")?))) {
+            Some((prefix, inner)) => [prefix, inner].concat(),
+            None => attribute.to_vec(),
+        }
+    }
+
+    /// The name under which overlayfs keeps what somebody inside calls so.
+    pub(super) fn stored(self, attribute: &[u8]) -> Vec<u8> {
+        match self.prefix().and_then(|prefix| Some((prefix, attribute.strip_prefix(prefix)?))) {
+            Some((prefix, inner)) => [prefix, b"overlay.", inner].concat(),
+            None => attribute.to_vec(),
+        }
+    }
+
     /// Whether a file of a layer was one of a layer below before somebody wrote to it.
     pub(crate) fn is_copied_up(self, file: impl AsFd) -> bool {
         let Some(origin) = self.origin() else { return false };
@@ -134,6 +157,20 @@ pub(crate) fn put_whiteout(directory: impl AsFd, name: &std::ffi::CStr) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_comes_from_elsewhere_is_no_mark() {
+        for marks in [Marks::Trusted, Marks::User] {
+            for name in
+                ["trusted.overlay.opaque", "user.overlay.redirect", "user.x", "user.overlay."]
+            {
+                let stored = marks.stored(name.as_bytes());
+                assert_eq!(marks.fate(&stored), Fate::Kept, "{name}");
+                assert_eq!(marks.shown(&stored), name.as_bytes());
+            }
+        }
+        assert_eq!(Marks::Trusted.stored(b"trusted.overlay.x"), b"trusted.overlay.overlay.x");
+    }
 
     #[test]
     fn only_what_overlayfs_itself_wrote_is_left_behind() {

@@ -21,6 +21,7 @@ mod mount;
 pub(crate) mod property;
 mod reflink;
 mod store;
+mod travel;
 mod unprivileged;
 pub(crate) mod view;
 

@@ -46,6 +46,11 @@ pub(crate) fn tmpfs(size: &str) -> Mounted {
     mount("tmpfs", |context| fsconfig_set_string(context, "size", size))
 }
 
+/// Without room for more than so many files.
+pub(crate) fn tmpfs_of(inodes: &str) -> Mounted {
+    mount("tmpfs", |context| fsconfig_set_string(context, "nr_inodes", inodes))
+}
+
 pub(crate) fn device(kind: &str, device: &str) -> Mounted {
     mount(kind, |context| fsconfig_set_string(context, "source", device))
 }

@@ -16,7 +16,7 @@ use forkpoint_core::id::SnapshotId;
 use proptest::{collection::vec, prelude::*};
 use rustix::fs::{CWD, FileType, Mode, Timespec, Timestamps, XattrFlags, mknodat, utimensat};
 
-use super::{Scene, is_root, looks::against, merge, mount, settle, view};
+use super::{Scene, is_root, looks::against, merge, mount, settle, travel, view};
 
 /// Few enough that changes meet.
 const NAMES: [&[u8]; 7] = [b"a", b"b", b"c", b"dir", b"\xff\xfe odd\n", b"...", b"x y"];
@@ -281,6 +281,9 @@ fn captures_show_what_the_sandbox_shows(first: &[Step], rounds: &[Vec<Step>], cu
     states.push(against::State::live(&live.scene, &live.base, &live.root()));
     against::assert_differences(&states);
     let chain = live.scene.chain();
+    let name = LayerName::tagged(SnapshotId::from_u128(99), "came").unwrap();
+    let came = travel::arrive(&live.scene.store, name, travel::leave(&chain)).unwrap();
+    live.assert_shown_by(&[came], true, "came");
     live.assert_flattens(&chain, 0, chain.len(), "all");
     let cut = cut % chain.len();
     live.assert_flattens(&chain, 0, cut.max(1), "upper");
