@@ -53,6 +53,7 @@ pub(in crate::driver) mod spool;
 mod sys;
 mod template;
 mod templates;
+mod travel;
 mod warm;
 mod wire;
 mod workspace;
@@ -206,8 +207,8 @@ impl Driver for LocalDriver {
             stop: true,
             pause: true,
             attachments: false,
-            exports: Vec::new(),
-            imports: Vec::new(),
+            exports: travel::formats(),
+            imports: travel::formats(),
         }
     }
 
@@ -320,8 +321,8 @@ impl Driver for LocalDriver {
         let name = piece.0.clone();
         let image = memory::image_of(piece);
         self.on_host(move |host| {
-            if let Some(snapshot) = image {
-                host.discard_image(snapshot)?;
+            if let Some(kept) = image {
+                host.discard_image(&kept)?;
                 host.sweep_later(None);
                 return Ok(());
             }
@@ -373,11 +374,12 @@ impl Driver for LocalDriver {
         self.on_host(move |host| host.diff(&from, &to, &under)).await
     }
 
-    async fn export(&self, _artifact: &Artifact) -> DriverResult<Vec<Part>> {
-        unsupported("export snapshots yet")
+    async fn export(&self, artifact: &Artifact) -> DriverResult<Vec<Part>> {
+        let artifact = artifact.clone();
+        self.on_host(move |host| host.export(&artifact)).await
     }
 
-    async fn import(&self, _snapshot: SnapshotId, _parts: Vec<Part>) -> DriverResult<Artifact> {
-        unsupported("import snapshots yet")
+    async fn import(&self, snapshot: SnapshotId, parts: Vec<Part>) -> DriverResult<Artifact> {
+        Arc::clone(&self.host).import(snapshot, parts).await
     }
 }

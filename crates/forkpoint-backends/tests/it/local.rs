@@ -32,6 +32,7 @@ mod scene;
 mod seals;
 mod templates;
 mod together;
+mod travel;
 mod trees;
 mod unchanged;
 mod warm;

@@ -44,8 +44,11 @@ pub(super) const ARTIFACT_VERSION: u32 = 1;
 pub(super) struct ArtifactData {
     /// The layer at the top.
     pub(super) layer: LayerName,
-    /// What lay below all layers.
+    /// What lay below all layers. Empty where that is not known, of one that came from elsewhere.
     pub(super) base: Base,
+    /// Of one that came from elsewhere: the layers of images that it must lie on.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) lies_on: Vec<String>,
     /// What lay below them besides.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) workspaces: Vec<Workspace>,
@@ -201,11 +204,7 @@ impl Host {
     ) -> DriverResult<Record> {
         let data = from.map(|artifact| self.read_artifact(artifact)).transpose()?;
         self.check_workspaces(spec, data.is_none())?;
-        let base = match &data {
-            // As it was when the snapshot was taken, while that is there.
-            Some(data) if data.base.is_there() => data.base.clone(),
-            _ => self.make_room(self.base_of(&spec.template)?, spec)?,
-        };
+        let base = self.base_under(data.as_ref(), spec)?;
         let before = data.as_ref().map(|data| data.line.clone()).unwrap_or_default();
         let line = match spec.workspaces.is_empty() {
             true => Line::default(),

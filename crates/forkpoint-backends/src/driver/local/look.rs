@@ -100,7 +100,7 @@ impl Host {
             FileState::Snapshot(artifact) => {
                 let data = self.read_artifact(artifact)?;
                 let trees = self.trees(Some(&data.layer))?;
-                let bottoms = bottoms(&data.base, &data.workspaces);
+                let bottoms = bottoms(data.known_base()?, &data.workspaces);
                 Ok(Source { bottoms, trees, held: Held::Snapshot(data.layer) })
             }
             FileState::Sandbox(id) => self.sandbox_source(&self.record(*id)?),

@@ -45,30 +45,51 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct KeptMemory {
     pub(super) image: SnapshotId,
+    /// Of several that came together from elsewhere, all but the newest have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) number: Option<u32>,
     pub(super) bytes: u64,
 }
 
 impl KeptMemory {
+    /// What its directory is called.
+    fn directory(&self) -> String {
+        match self.number {
+            Some(number) => format!("{}.{number}", self.image),
+            None => self.image.to_string(),
+        }
+    }
+
     fn name(&self) -> PieceName {
-        PieceName(format!("{PIECE}{}", self.image))
+        PieceName(format!("{PIECE}{}", self.directory()))
     }
 }
 
-/// Whose memory a piece is, if it is one.
-pub(super) fn image_of(piece: &PieceName) -> Option<SnapshotId> {
-    piece.0.strip_prefix(PIECE)?.parse().ok()
+/// Which memory a piece is, if it is one.
+pub(super) fn image_of(piece: &PieceName) -> Option<KeptMemory> {
+    let name = piece.0.strip_prefix(PIECE)?;
+    let (image, number) = match name.split_once('.') {
+        Some((image, number)) => (image, Some(number.parse().ok()?)),
+        None => (name, None),
+    };
+    let kept = KeptMemory { image: image.parse().ok()?, number, bytes: 0 };
+    (kept.directory() == name).then_some(kept)
 }
 
 /// Adds to an artifact of files, whether or not these were counted.
 pub(super) fn added(mut artifact: Artifact, memory: &[KeptMemory]) -> Artifact {
-    let Some(own) = memory.last() else { return artifact };
-    let below = memory.iter().rev().nth(1).map(KeptMemory::name);
+    let Some(last) = memory.last() else { return artifact };
     artifact.kind = SnapshotKind::Full;
-    if !artifact.pieces.iter().any(|piece| piece.name == own.name()) {
-        artifact.pieces.push(Piece { name: own.name(), over: below, bytes: own.bytes });
+    let mut own_bytes = 0;
+    for (index, own) in memory.iter().enumerate().filter(|(_, each)| each.image == last.image) {
+        own_bytes += own.bytes;
+        if !artifact.pieces.iter().any(|piece| piece.name == own.name()) {
+            let over = index.checked_sub(1).map(|below| memory[below].name());
+            artifact.pieces.push(Piece { name: own.name(), over, bytes: own.bytes });
+        }
     }
     if artifact.counted {
-        artifact.own_bytes += own.bytes;
+        artifact.own_bytes += own_bytes;
         artifact.total_bytes += memory.iter().map(|memory| memory.bytes).sum::<u64>();
     }
     artifact
@@ -83,9 +104,13 @@ impl Host {
         self.memory().join(snapshot.to_string())
     }
 
+    pub(super) fn image_place(&self, kept: &KeptMemory) -> PathBuf {
+        self.memory().join(kept.directory())
+    }
+
     /// Where the images of a full snapshot are, the lowest first.
     pub(super) fn memory_images(&self, data: &ArtifactData) -> Vec<PathBuf> {
-        data.memory.iter().map(|memory| self.image(memory.image)).collect()
+        data.memory.iter().map(|memory| self.image_place(memory)).collect()
     }
 
     pub(super) fn kinds(&self) -> Vec<SnapshotKind> {
@@ -148,7 +173,8 @@ impl Host {
         if captured.parent().is_none() {
             since.below.clear();
         }
-        since.below.push(KeptMemory { image: snapshot, bytes: captured.pages_len_bytes() });
+        let bytes = captured.pages_len_bytes();
+        since.below.push(KeptMemory { image: snapshot, number: None, bytes });
         let mut artifact = added(artifact, &since.below);
         artifact.data["memory"] =
             serde_json::to_value(&since.below).map_err(failed("describe a snapshot"))?;
@@ -161,16 +187,21 @@ impl Host {
 
     /// While the processes run again.
     fn write_image(&self, captured: &Captured, snapshot: SnapshotId) -> DriverResult<ImageId> {
-        let all = self.memory();
-        match fs::DirBuilder::new().mode(0o700).create(&all) {
-            Err(err) if err.kind() == io::ErrorKind::AlreadyExists => {}
-            made => made.map_err(io_error("create", &all))?,
-        }
+        self.make_memory()?;
         captured.write(&self.image(snapshot), false).map_err(failed("keep the memory"))
     }
 
-    pub(super) fn discard_image(&self, snapshot: SnapshotId) -> DriverResult<()> {
-        let path = self.image(snapshot);
+    /// Where all images are.
+    pub(super) fn make_memory(&self) -> DriverResult<()> {
+        let all = self.memory();
+        match fs::DirBuilder::new().mode(0o700).create(&all) {
+            Err(err) if err.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            made => made.map_err(io_error("create", &all)),
+        }
+    }
+
+    pub(super) fn discard_image(&self, kept: &KeptMemory) -> DriverResult<()> {
+        let path = self.image_place(kept);
         if !path.exists() {
             return Ok(());
         }
@@ -178,9 +209,9 @@ impl Host {
         self.store.throw_away(&path).map_err(layer_error("discard the memory of a snapshot"))
     }
 
-    /// Of a snapshot that never came to be: also what was written of it when its writer died.
+    /// Of a snapshot that never came to be: also what was written of it when its writer died, and all that came of it.
     pub(super) fn forget_image(&self, snapshot: SnapshotId) -> DriverResult<()> {
-        self.discard_image(snapshot)?;
+        self.discard_image(&KeptMemory { image: snapshot, number: None, bytes: 0 })?;
         let all = self.memory();
         let entries = match fs::read_dir(&all) {
             Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(()),

@@ -55,7 +55,8 @@ impl Host {
             pieces.push(piece(&self.store.layer(name).map_err(layer_error("read a layer"))?));
         }
         let (layer_name, memory) = (layer.name().clone(), Vec::new());
-        let data = ArtifactData { layer: layer_name, base, workspaces, line, memory };
+        let lies_on = Vec::new();
+        let data = ArtifactData { layer: layer_name, base, lies_on, workspaces, line, memory };
         let artifact = Artifact {
             snapshot,
             kind: SnapshotKind::Files,
@@ -342,8 +343,10 @@ impl Host {
             record.captured = None;
             self.write(&record)?;
         }
-        let layer = LayerName::of(snapshot);
-        self.store.discard(layer.as_str()).map_err(layer_error("take back a snapshot"))?;
+        // One that came from elsewhere may have brought two.
+        for layer in [LayerName::of(snapshot), LayerName::pin(snapshot)] {
+            self.store.discard(layer.as_str()).map_err(layer_error("take back a snapshot"))?;
+        }
         self.sweep_later(None);
         Ok(())
     }
@@ -365,7 +368,7 @@ fn is_thread_ending(stat: &str) -> bool {
     flags.is_some_and(|flags: u64| flags & PF_EXITING != 0)
 }
 
-fn counted(mut artifact: Artifact, chain: &[Layer], sizes: &[LayerSize]) -> Artifact {
+pub(super) fn counted(mut artifact: Artifact, chain: &[Layer], sizes: &[LayerSize]) -> Artifact {
     for piece in &mut artifact.pieces {
         let mut sized = chain.iter().zip(sizes);
         let known = sized.find(|(layer, _)| layer.name().as_str() == piece.name.0);
@@ -384,7 +387,7 @@ fn is_about(record: &Record, snapshot: SnapshotId) -> bool {
         || record.own.contains(&LayerName::of(snapshot))
 }
 
-fn piece(layer: &Layer) -> Piece {
+pub(super) fn piece(layer: &Layer) -> Piece {
     let name = |name: &LayerName| PieceName(name.to_string());
     let record = layer.record();
     Piece {

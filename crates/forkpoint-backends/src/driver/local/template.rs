@@ -97,7 +97,7 @@ const MOUNT_POINTS: [(&str, u32); 5] =
     [("dev", 0o755), ("etc", 0o755), ("proc", 0o555), ("sys", 0o555), ("tmp", 0o1777)];
 
 /// What lies below all layers of a sandbox.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Base(pub(super) Vec<Bottom>);
 
 impl Base {
@@ -125,7 +125,8 @@ impl Base {
     }
 
     pub(super) fn is_there(&self) -> bool {
-        self.0.iter().flat_map(|bottom| &bottom.lowers).all(|lower| lower.is_dir())
+        !self.0.is_empty()
+            && self.0.iter().flat_map(|bottom| &bottom.lowers).all(|lower| lower.is_dir())
     }
 }
 

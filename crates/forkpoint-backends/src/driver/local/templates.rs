@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     image::{self, Digest, Fetched, ImageConfig, ImageError, ImageSource, ImageStore, Progress},
-    layer::{replace, unique_name},
+    layer::{LayerName, replace, unique_name},
 };
 
 mod promote;
@@ -362,6 +362,11 @@ impl Host {
         }
         Ok(spec)
     }
+}
+
+/// Whether it is the layer of a template.
+pub(super) fn is_of_template(layer: &LayerName) -> bool {
+    record::is_tagged(layer)
 }
 
 fn is_built_in(template: &Template) -> bool {

@@ -12,17 +12,18 @@ const CHANGE: &str = include_str!("trees/change.py");
 
 /// New files, files of the template, and files of the template's `/usr`, which is an overlay of its
 /// own.
-const ROOTS: [&str; 4] = ["/srv", "/etc", "/usr/share/base-files", "/usr/share/common-licenses"];
+pub(super) const ROOTS: [&str; 4] =
+    ["/srv", "/etc", "/usr/share/base-files", "/usr/share/common-licenses"];
 
-async fn list(sandbox: &dyn Sandbox) -> String {
+pub(super) async fn list(sandbox: &dyn Sandbox, roots: &[&str]) -> String {
     let mut argv = vec!["python3", "-c", LIST];
-    argv.extend(ROOTS);
+    argv.extend(roots);
     let (out, status) = exec(sandbox, &argv).await;
     assert_eq!(status, ExitStatus::Code(0), "{out}");
     out
 }
 
-async fn change(sandbox: &dyn Sandbox, seed: u32, count: u32, roots: &[&str]) {
+pub(super) async fn change(sandbox: &dyn Sandbox, seed: u32, count: u32, roots: &[&str]) {
     let (seed, count) = (seed.to_string(), count.to_string());
     let mut argv = vec!["python3", "-c", CHANGE, &seed, &count];
     argv.extend(roots);
@@ -30,7 +31,7 @@ async fn change(sandbox: &dyn Sandbox, seed: u32, count: u32, roots: &[&str]) {
     assert_eq!(status, ExitStatus::Code(0), "{out}");
 }
 
-fn assert_same(expected: &str, found: &str, what: &str) {
+pub(super) fn assert_same(expected: &str, found: &str, what: &str) {
     let differences: Vec<_> = diff(expected, found).into_iter().take(12).collect();
     assert!(differences.is_empty(), "{what}:\n{}", differences.join("\n"));
 }
@@ -63,7 +64,7 @@ fn round() -> impl Strategy<Value = Round> {
     })
 }
 
-async fn stop(busy: Option<Process>) {
+pub(super) async fn stop(busy: Option<Process>) {
     if let Some(busy) = busy {
         busy.control.signal(9).await.unwrap();
         busy.control.wait().await.unwrap();
@@ -76,24 +77,28 @@ async fn restored_is_what_was(scene: &Scene, rounds: &[Round]) {
     let mut taken: Vec<(String, Artifact)> = Vec::new();
     for (number, round) in rounds.iter().enumerate() {
         change(&*sandbox, round.seed, round.count, &ROOTS).await;
-        let before = list(&*sandbox).await;
+        let before = list(&*sandbox, &ROOTS).await;
         let busy = match round.busy {
             true => Some(start(&*sandbox, "echo on; exec sleep 1000").await),
             false => None,
         };
         taken.push((before.clone(), seal(&*sandbox).await));
-        assert_same(&before, &list(&*sandbox).await, &format!("after seal {number}"));
+        assert_same(&before, &list(&*sandbox, &ROOTS).await, &format!("after seal {number}"));
         stop(busy).await;
         if let Some(back) = round.back {
             let (expected, to) = &taken[usize::from(back) % taken.len()];
             scene.driver.rollback(sandbox.id(), &spec(), to).await.unwrap();
             scene.note(sandbox.id());
-            assert_same(expected, &list(&*sandbox).await, &format!("rolled back in {number}"));
+            assert_same(
+                expected,
+                &list(&*sandbox, &ROOTS).await,
+                &format!("rolled back in {number}"),
+            );
         }
     }
     for (number, (expected, from)) in taken.iter().enumerate() {
         let copy = scene.restore(from).await;
-        assert_same(expected, &list(&*copy).await, &format!("restored {number}"));
+        assert_same(expected, &list(&*copy, &ROOTS).await, &format!("restored {number}"));
         scene.driver.destroy(copy.id()).await.unwrap();
     }
     scene.driver.destroy(sandbox.id()).await.unwrap();

@@ -84,6 +84,7 @@ impl Host {
         !data.memory.is_empty()
             && record.snapshot == Some(to.snapshot)
             && files == Some(&data.layer)
+            && record.base == data.base
             && record.spec.workspaces.is_empty()
             && !record.held
             && refusal(record).is_none()

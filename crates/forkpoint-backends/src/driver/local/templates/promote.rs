@@ -49,9 +49,10 @@ impl Host {
             return Err(DriverError::Invalid { driver: DRIVER, reason });
         }
         let data = self.read_artifact(artifact)?;
+        let under = self.base_under(Some(&data), spec)?;
         let layer = self.flatten_for_template(artifact, &data.layer)?;
         let kept = self.keep_memory(&layer, artifact).and_then(|memory| {
-            self.keep_promoted(&layer, memory, &data.base, spec, name, now, artifact)
+            self.keep_promoted(&layer, memory, &under, spec, name, now, artifact)
         });
         if kept.is_err() {
             self.discard_layers([&layer]);

@@ -71,7 +71,7 @@ impl Host {
             FileState::Snapshot(artifact) => {
                 let data = self.read_artifact(artifact)?;
                 let held = Held::Snapshot(data.layer.clone());
-                let (base, workspaces) = (&data.base, &data.workspaces);
+                let (base, workspaces) = (data.known_base()?, &data.workspaces);
                 let opened =
                     self.open_workspace(held, base, workspaces, None, Some(&data.layer))?;
                 Ok(Opened { line: data.line, ..opened })

@@ -3,7 +3,7 @@
 use std::fs;
 
 use forkpoint_core::{
-    driver::{Command, Driver as _, ExitStatus},
+    driver::{Command, Driver as _, ExitStatus, FileState},
     spec::WorkspaceMode::Copy,
 };
 
@@ -199,4 +199,40 @@ fn a_workspace_that_is_no_directory_any_more_is_refused() {
             assert_eq!(tree(&desk.dir()), before);
         });
     }
+}
+
+/// What was there in the beginning stays apart from what was changed.
+#[test]
+fn a_copy_travels_with_what_it_was() {
+    let desk = Desk::with_files();
+    desk.scene.run(async {
+        let spec = desk.spec(Copy).await;
+        let sandbox = desk.scene.create_as(&spec).await;
+        sh(&*sandbox, "echo x > b.txt; rm -r src; echo new > new.txt").await;
+        let artifact = seal(&*sandbox).await;
+        let driver = &desk.scene.driver;
+        let parts = driver.export(&artifact).await.unwrap();
+        let snapshot = super::super::scene::new_snapshot();
+        let came = driver.import(snapshot, parts).await.unwrap();
+        assert_eq!(came.pieces.len(), 2, "{:?}", came.pieces);
+        let changes = async |artifact: &Artifact| {
+            let of = FileState::Snapshot(artifact.clone());
+            let spec = Box::new(spec.clone());
+            let beginning = FileState::Beginning { of: Box::new(of.clone()), spec };
+            driver.diff(&beginning, &of, &[]).await.unwrap()
+        };
+        assert_eq!(changes(&came).await, changes(&artifact).await);
+        assert!(!changes(&came).await.changes.is_empty());
+        let copy = desk.restore(&spec, &came).await;
+        assert_eq!(
+            sh(&*copy, "cat a.txt b.txt new.txt; ls").await,
+            "ax\nnew\na.txt\nb.txt\nnew.txt\n"
+        );
+        desk.apply(&*copy).await;
+        assert_eq!(
+            (desk.read("b.txt"), desk.read("new.txt")),
+            ("x\n".to_owned(), "new\n".to_owned())
+        );
+        assert!(!desk.path("src").exists());
+    });
 }
