@@ -13,24 +13,25 @@ use std::{
 };
 
 use crate::{
-    arch,
     coverage::{Findings, Whose},
     dump::{self, CaptureSpec, Connections, Draft, Looked, maps::Maps, shared::Door},
     error::{Doing as _, Error, Result, with_causes},
     freeze::{Frozen, Held, Tree, freeze},
-    image::{Alive, Chain, MemoryId, Process, Snapshot, Thread},
+    image::{Alive, Chain, MemoryId, Process, Snapshot},
     mounts::{self, Names},
-    restore,
-    script::Script,
-    segments,
+    restore, segments,
     sys::{self, Deadline, Patience, ipc::Tables, ptrace},
     track::Tracker,
 };
 
 mod files;
 mod memory;
+mod state;
 
-use self::memory::MemoryPlan;
+use self::{
+    memory::MemoryPlan,
+    state::{forks, registers, state, thread_state, wanted},
+};
 
 /// What a rollback did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -381,77 +382,4 @@ fn begin(held: &mut Held, draft: &Draft, ended: &[i32], alive: &Alive) -> io::Re
     script.call(libc::SYS_brk, &[alive.space.fields[5]]);
     let outcome = held.run(0, &script)?;
     (0..ended.len()).try_for_each(|call| outcome.result(call).map(drop))
-}
-
-/// What a thread was that is now `index` of those that stand.
-fn wanted<'a>(draft: &Draft, alive: &'a Alive, index: usize) -> io::Result<&'a Thread> {
-    let number = draft.alive.threads.get(index).map(|thread| thread.tid);
-    let thread = alive.threads.iter().find(|thread| Some(thread.tid) == number);
-    thread.ok_or_else(|| io::ErrorKind::NotFound.into())
-}
-
-/// What only the thread itself can set.
-fn thread_state(script: &mut Script, thread: &Thread) -> io::Result<()> {
-    script.call(libc::SYS_set_tid_address, &[thread.clear_tid]);
-    script.call(libc::SYS_set_robust_list, &[thread.robust_list.0, 24]);
-    let stack = script.put_words(&thread.signal_stack)?;
-    script.call(libc::SYS_sigaltstack, &[stack, 0]);
-    Ok(())
-}
-
-/// The leader was asked already.
-fn registers(held: &mut Held, draft: &Draft, alive: &Alive) -> io::Result<()> {
-    for index in 0..held.tasks.len() {
-        let thread = wanted(draft, alive, index)?;
-        if index > 0 {
-            let mut script = held.script(index, 512);
-            thread_state(&mut script, thread)?;
-            held.run(index, &script)?;
-        }
-        let task = &mut held.tasks[index];
-        arch::set_extended(task.tid, &thread.extended.0)?;
-        task.regs = thread.registers.harmless();
-        task.mask = thread.mask;
-        task.moved = true;
-    }
-    Ok(())
-}
-
-/// Which memory a child has, whatever was told meanwhile: asking what was told would take longer.
-fn forks(script: &mut Script, alive: &Alive) {
-    const KEEP_ON_FORK: i32 = 19;
-    for mapping in &alive.mappings {
-        let (start, len) = (mapping.start, mapping.len());
-        for (no, yes) in
-            [(libc::MADV_DONTFORK, libc::MADV_DOFORK), (libc::MADV_WIPEONFORK, KEEP_ON_FORK)]
-        {
-            let advice = if mapping.advice.contains(&no) { no } else { yes };
-            script.call(libc::SYS_madvise, &[start, len, advice as u64]);
-        }
-    }
-}
-
-/// What a process has once.
-fn state(script: &mut Script, alive: &Alive) -> io::Result<()> {
-    for (signal, action) in (1..).zip(&alive.actions) {
-        if matches!(signal, libc::SIGKILL | libc::SIGSTOP) {
-            continue;
-        }
-        let action = script.put_words(action)?;
-        script.call(libc::SYS_rt_sigaction, &[signal as u64, action, 0, 8]);
-    }
-    for (kind, timer) in alive.timers.iter().enumerate() {
-        let timer = script.put_words(timer)?;
-        script.call(libc::SYS_setitimer, &[kind as u64, timer, 0]);
-    }
-    for timer in &alive.posix_timers {
-        let time = script.put_words(&timer.time)?;
-        script.call(libc::SYS_timer_settime, &[timer.id as u64, 0, time, 0]);
-    }
-    let mut cwd = alive.cwd.as_bytes().to_vec();
-    cwd.push(0);
-    let cwd = script.put(&cwd)?;
-    script.call(libc::SYS_chdir, &[cwd]);
-    script.call(libc::SYS_umask, &[alive.umask.into()]);
-    Ok(())
 }
