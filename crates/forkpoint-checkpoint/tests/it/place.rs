@@ -202,9 +202,12 @@ impl Place {
     }
 
     pub(crate) fn put(&self, name: &str, content: &str) {
+        // A program that waits for it may take it away as soon as it sees it.
         let path = self.work().join(name);
-        fs::write(&path, content).unwrap();
-        open_to_all(&path);
+        let new = self.work().join(format!(".{}.new", name.replace('/', "-")));
+        fs::write(&new, content).unwrap();
+        open_to_all(&new);
+        fs::rename(new, path).unwrap();
     }
 
     /// The number in a file that a program keeps writing.

@@ -1,6 +1,6 @@
 //! Programs that agents really run, from Debian's packages: captured, killed, brought back, and back in place.
 
-use std::process::Command;
+use std::{os::unix::net::UnixStream, process::Command};
 
 use forkpoint_checkpoint::{CaptureSpec, Captured, Chain, Error, Tracker, Tree, bare::Bare};
 
@@ -239,7 +239,8 @@ fn a_session_of_tmux_goes_on() {
             tmux(place, sandbox, &["capture-pane", "-p"]).contains(what).then_some(())
         });
     };
-    until("it listens", || place.work().join("tmux").exists().then_some(()));
+    // Its name is there before it listens.
+    until("it listens", || UnixStream::connect(place.work().join("tmux")).ok());
     shows(&place, &sandbox, "prompt");
     tmux(&place, &sandbox, &["send-keys", "x=kept", "Enter"]);
     captured(&mut place, &sandbox);
