@@ -64,10 +64,11 @@ pub struct Unpacked {
 /// So many zeros need not be written.
 const HOLE_MIN: usize = 4096;
 
-/// A directory's mode and times are set last: the one could lock us out, and the others change with
-/// every entry.
+/// What is set last of a directory: a mode could lock us out, an access list is inherited by what is made below, and
+/// times change with every entry.
 struct Later {
     mode: u32,
+    attributes: Vec<(Vec<u8>, Vec<u8>)>,
     times: Option<Timestamps>,
 }
 
@@ -174,11 +175,15 @@ impl Unpacker<'_> {
     }
 
     fn told(&self, entry: &Entry, fault: Fault) -> ImageError {
-        let what = format!("{:?} in {}", entry.shown(), self.what);
+        self.told_of(&entry.shown(), fault)
+    }
+
+    fn told_of(&self, shown: &str, fault: Fault) -> ImageError {
+        let what = format!("{shown:?} in {}", self.what);
         match fault {
             Fault::Refused(reason) => ImageError::Refused { what, reason: reason.to_owned() },
             Fault::Io(operation, source) => {
-                ImageError::Io { operation, path: entry.shown().into(), source }
+                ImageError::Io { operation, path: shown.into(), source }
             }
             Fault::Whole(err) => err,
         }
@@ -282,7 +287,8 @@ impl Unpacker<'_> {
             path.extend_from_slice(part.to_bytes());
             match mkdirat(&directory, &*part, Mode::RWXU) {
                 Ok(()) => {
-                    self.remember(path.clone(), Later { mode: 0o755, times: None })?;
+                    let later = Later { mode: 0o755, attributes: Vec::new(), times: None };
+                    self.remember(path.clone(), later)?;
                 }
                 Err(Errno::EXIST) => {}
                 Err(err) => return Err(err).during("create"),

@@ -212,3 +212,33 @@ fn what_gnu_tar_writes_is_unpacked_as_it_was() {
         assert_eq!(fs::metadata(ground.path("a/b/two")).unwrap().nlink(), 2, "{format}");
     }
 }
+
+/// Of a default access list, everything that is made below a directory inherits.
+#[test]
+fn what_a_directory_gives_its_children_is_not_given_to_those_that_are_unpacked() {
+    if !rustix::process::geteuid().is_root() {
+        return; // No image's access lists are kept without root.
+    }
+    let entry = |tag: u16, perm: u16, id: u32| {
+        [&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat()
+    };
+    let entries = [(1, 7, !0), (2, 5, 1000), (4, 4, !0), (0x10, 5, !0), (0x20, 0, !0)];
+    let entries = entries.map(|(tag, perm, id)| entry(tag, perm, id)).concat();
+    let list = [&2u32.to_le_bytes()[..], &entries].concat();
+    let ground = Ground::new();
+    ground.unpacked([
+        TarEntry::directory("d").record("SCHILY.xattr.system.posix_acl_default", &list),
+        TarEntry::directory("d/below"),
+        TarEntry::file("d/file", "x"),
+    ]);
+    let mut value = [0; 64];
+    let attribute =
+        |name: &str, which: &str, value: &mut [u8]| lgetxattr(ground.path(name), which, value);
+    let len = attribute("d", "system.posix_acl_default", &mut value).unwrap();
+    assert_eq!(value[..len], list);
+    for name in ["d/below", "d/file"] {
+        for which in ["system.posix_acl_access", "system.posix_acl_default"] {
+            assert!(attribute(name, which, &mut value).is_err(), "{name} {which}");
+        }
+    }
+}

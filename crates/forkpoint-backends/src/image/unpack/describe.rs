@@ -15,10 +15,7 @@ use rustix::{
 };
 
 use super::{
-    super::{
-        error::{ImageError, ImageResult},
-        limits::REMEMBERED_MAX,
-    },
+    super::{error::ImageResult, limits::REMEMBERED_MAX},
     During as _, Fault, Later, Owners, Unpacked, Unpacker, open_below,
 };
 use crate::{
@@ -36,14 +33,17 @@ impl Unpacker<'_> {
         if self.owners == Owners::Kept {
             fchown(directory, Some(uid(entry)), Some(gid(entry))).during("set the owner of")?;
         }
-        self.set_attributes(entry, directory)?;
-        self.remember(path, Later { mode: entry.mode, times: Some(times(entry)) })
+        let attributes = entry.attributes.clone();
+        self.remember(path, Later { mode: entry.mode, attributes, times: Some(times(entry)) })
     }
 
     pub(super) fn remember(&mut self, path: Vec<u8>, later: Later) -> Result<(), Fault> {
-        self.remembered += path.len();
+        let attributes = later.attributes.iter().map(|(name, value)| name.len() + value.len());
+        self.remembered += path.len() + attributes.sum::<usize>();
         if self.remembered > REMEMBERED_MAX {
-            return Err(Fault::Refused("the names of directories are longer than 256 MiB"));
+            return Err(Fault::Refused(
+                "names and attributes of directories are longer than 256 MiB",
+            ));
         }
         self.directories.insert(path, later);
         Ok(())
@@ -55,7 +55,7 @@ impl Unpacker<'_> {
         if self.owners == Owners::Kept && (entry.uid, entry.gid) != (0, 0) {
             fchown(file, Some(uid(entry)), Some(gid(entry))).during("set the owner of")?;
         }
-        self.set_attributes(entry, file)?;
+        self.set_attributes(&entry.attributes, file)?;
         fchmod(file, Mode::from_raw_mode(entry.mode)).during("set the mode of")?;
         futimens(file, &times(entry)).during("set the times of")
     }
@@ -76,8 +76,12 @@ impl Unpacker<'_> {
         utimensat(parent, at, &times(entry), AtFlags::SYMLINK_NOFOLLOW).during("set the times of")
     }
 
-    fn set_attributes(&mut self, entry: &Entry, of: impl AsFd) -> Result<(), Fault> {
-        for (name, value) in &entry.attributes {
+    fn set_attributes(
+        &mut self,
+        attributes: &[(Vec<u8>, Vec<u8>)],
+        of: impl AsFd,
+    ) -> Result<(), Fault> {
+        for (name, value) in attributes {
             if !self.is_kept(name) {
                 self.done.attributes += 1;
                 continue;
@@ -112,20 +116,18 @@ impl Unpacker<'_> {
     pub(super) fn finish(mut self) -> ImageResult<Unpacked> {
         self.parent = None;
         for (path, later) in std::mem::take(&mut self.directories).iter().rev() {
-            let describe = || -> rustix::io::Result<()> {
-                let directory = match open_below(&self.root, path) {
-                    // Something else came under its name.
-                    Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => return Ok(()),
-                    opened => opened?,
-                };
-                fchmod(&directory, Mode::from_raw_mode(later.mode))?;
-                later.times.as_ref().map_or(Ok(()), |times| futimens(&directory, times))
+            let directory = match open_below(&self.root, path) {
+                // Something else came under its name.
+                Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => continue,
+                opened => opened.during("describe"),
             };
-            describe().map_err(|err| ImageError::Io {
-                operation: "describe",
-                path: tar::shown(path).into(),
-                source: err.into(),
-            })?;
+            let described = directory.and_then(|directory| {
+                self.set_attributes(&later.attributes, &directory)?;
+                fchmod(&directory, Mode::from_raw_mode(later.mode)).during("describe")?;
+                let times = later.times.as_ref();
+                times.map_or(Ok(()), |times| futimens(&directory, times)).during("describe")
+            });
+            described.map_err(|fault| self.told_of(&tar::shown(path), fault))?;
         }
         Ok(self.done)
     }
