@@ -15,8 +15,8 @@ use crate::{
 const SHELL: &str = "mkfifo /root/rest; exec 3<>/root/rest; i=0; while :; do i=$((i+1)); \
                      echo $i > /root/count; read -t 0.01 -u 3 x; done";
 
-/// Each line goes through all of them.
-const PIPED: &str = "i=0; mkfifo /root/rest; exec 3<>/root/rest; \
+/// Each line goes through all four; the last is the shell itself.
+const PIPED: &str = "shopt -s lastpipe; i=0; mkfifo /root/rest; exec 3<>/root/rest; \
                      while :; do i=$((i+1)); echo $i; read -t 0.01 -u 3 x; done \
                      | while read x; do echo $x; done | while read x; do echo $x; done \
                      | while read x; do echo $x > /root/count; done";

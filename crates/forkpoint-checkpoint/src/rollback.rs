@@ -30,7 +30,7 @@ mod state;
 
 use self::{
     memory::MemoryPlan,
-    state::{forks, registers, state, thread_state, wanted},
+    state::{forks, registers, room, state, thread_state, wanted},
 };
 
 /// What a rollback did.
@@ -344,7 +344,7 @@ fn back(
     if let Some(why) = plan.unfit.take() {
         return Err(not_in_place(why));
     }
-    let mut script = held.script(0, 64 << 10);
+    let mut script = held.script(0, room(alive));
     plan.steps(&mut script);
     forks(&mut script, alive);
     state(&mut script, alive).doing("assemble the steps", pid)?;

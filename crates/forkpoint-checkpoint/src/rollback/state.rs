@@ -82,3 +82,10 @@ pub(super) fn state(script: &mut Script, alive: &Alive) -> io::Result<()> {
     script.call(libc::SYS_umask, &[alive.umask.into()]);
     Ok(())
 }
+
+/// At least as much as the data of [`state`], [`thread_state`] and the locks takes: all of it is written into the process.
+pub(super) fn room(alive: &Alive) -> usize {
+    const EACH: usize = 64;
+    let things = alive.actions.len() + alive.timers.len() + alive.posix_timers.len();
+    EACH * (things + alive.locks.len() + 4) + alive.cwd.len()
+}
