@@ -206,6 +206,7 @@ impl Host {
             return Ok(());
         }
         self.pool.forget(&path);
+        self.last_gone_back_to.forget(&path);
         self.store.throw_away(&path).map_err(layer_error("discard the memory of a snapshot"))
     }
 

@@ -213,3 +213,25 @@ fn a_rollback_is_noticed() {
         assert_eq!(seen.len(), 4, "{seen:?}");
     });
 }
+
+/// A snapshot that was gone back to and is deleted takes no room, also while its driver lives.
+#[test]
+fn what_is_deleted_is_let_go_of() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = quiet(&scene).await;
+        let artifact = seal_full(&*sandbox).await;
+        assert!(back(&scene, &*sandbox, &artifact).await);
+        // Wherever they are by now.
+        let open = || {
+            let open = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+            let paths = open.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+            paths.filter(|path| path.to_string_lossy().contains("/pages")).count()
+        };
+        assert!(open() > 0, "it is kept open for the next time");
+        for piece in &artifact.pieces {
+            scene.driver.discard(&piece.name).await.unwrap();
+        }
+        assert_eq!(open(), 0);
+    });
+}

@@ -7,6 +7,7 @@
 use std::{
     io,
     os::fd::{AsFd as _, OwnedFd},
+    path::Path,
     sync::{Arc, Mutex, PoisonError},
 };
 
@@ -123,6 +124,14 @@ struct Target {
 /// Who goes back once goes back again.
 #[derive(Debug, Default)]
 pub(in crate::driver::local) struct LastGoneBackTo(Mutex<Option<Arc<Target>>>);
+
+impl LastGoneBackTo {
+    /// One of its images goes: what is open takes room on the disk.
+    pub(in crate::driver::local) fn forget(&self, image: &Path) {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        last.take_if(|last| last.chain.images().iter().any(|kept| kept.path == image));
+    }
+}
 
 /// The files of a sandbox in which nothing runs for a moment.
 struct LiveFiles<'a> {
