@@ -55,7 +55,7 @@ pub use back::{Back, BackSpec};
 pub use capture::{CaptureSpec, UpperState, describe_upper, root_print};
 pub use changed::{Moment, changed_since};
 pub(crate) use copy::copy_bytes;
-pub(crate) use cursor::open_directory as open_child;
+pub(crate) use cursor::{open_below, open_directory as open_child};
 pub(crate) use diff::same_bytes;
 pub use diff::{DiffSpec, ViewChange, ViewDiff, diff};
 pub(crate) use dress::dress;

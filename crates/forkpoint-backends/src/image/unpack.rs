@@ -18,8 +18,8 @@ use std::{
 
 use rustix::{
     fs::{
-        AtFlags, FileType, Mode, OFlags, ResolveFlags, Timestamps, chmodat, linkat, makedev,
-        mkdirat, mknodat, openat, openat2, statat, symlinkat, unlinkat,
+        AtFlags, FileType, Mode, OFlags, Timestamps, chmodat, linkat, makedev, mkdirat, mknodat,
+        openat, statat, symlinkat, unlinkat,
     },
     io::Errno,
 };
@@ -31,7 +31,7 @@ use super::{
     name::{EntryName, Hides},
 };
 use crate::{
-    layer::{Marks, is_whiteout, put_whiteout},
+    layer::{Marks, is_whiteout, open_below, put_whiteout},
     tar::{Entry, EntryKind, TarReader},
 };
 
@@ -423,14 +423,6 @@ fn replacing<T>(
         removed => removed.during("replace")?,
     }
     make().during("create")
-}
-
-/// A directory, by a path in which no symbolic link counts and nothing leads up.
-fn open_below(root: &OwnedFd, path: &[u8]) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-    let path = if path.is_empty() { b"." } else { path };
-    openat2(root, path, flags, Mode::empty(), resolve)
 }
 
 fn explained(err: Errno) -> Fault {

@@ -61,6 +61,14 @@ pub(crate) fn open_directory(at: impl AsFd, name: &CStr) -> io::Result<OwnedFd> 
     Ok(openat2(at, name, DIRECTORY, Mode::empty(), resolve)?)
 }
 
+/// A directory, by a path in which no symbolic link counts and nothing leads up.
+pub(crate) fn open_below(root: &OwnedFd, path: &[u8]) -> rustix::io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+    let path = if path.is_empty() { b"." } else { path };
+    openat2(root, path, flags, Mode::empty(), resolve)
+}
+
 impl DirCursor {
     pub(super) fn new(root: PathBuf, fd: OwnedFd, keep: usize) -> Self {
         Self { root, current: fd, above: Vec::new(), keep }

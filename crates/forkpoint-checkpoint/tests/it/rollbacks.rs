@@ -3,7 +3,8 @@
 use std::{cell::Cell, io};
 
 use forkpoint_checkpoint::{
-    CaptureSpec, Chain, Error, Files, Tracker, Tree, bare::Bare, capture, image::Snapshot, rollback,
+    CaptureSpec, Captured, Chain, Error, Files, Tracker, Tree, bare::Bare, capture,
+    image::Snapshot, rollback,
 };
 
 use crate::place::{Place, until};
@@ -62,6 +63,16 @@ fn processes(sandbox: &Bare) -> usize {
     names.filter(|entry| entry.file_name().to_string_lossy().parse::<i32>().is_ok()).count()
 }
 
+/// While it writes, it has a file open that it will not have for long.
+fn at_rest(mut capture: impl FnMut() -> Captured) -> Captured {
+    until("it is at rest", || {
+        let captured = capture();
+        let names = captured.snapshot.files.iter().map(|file| format!("{:?}", file.kind));
+        let is_busy = |name: String| name.contains("/mnt/now.new") || name.contains("/mnt/want");
+        (!names.into_iter().any(is_busy)).then_some(captured)
+    })
+}
+
 #[test]
 fn a_process_goes_back_again_and_again() {
     let mut place = Place::new();
@@ -70,13 +81,7 @@ fn a_process_goes_back_again_and_again() {
     until("it runs", || Some(place.read("now")).filter(|text| text.ends_with('.')));
     let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
     let mut tracker = Tracker::new();
-    // While it writes, it has a file open that it will not have for long.
-    let captured = until("it is at rest", || {
-        let captured = tracker.capture(&tree, &spec, || Ok(())).unwrap();
-        let names = captured.snapshot.files.iter().map(|file| format!("{:?}", file.kind));
-        (!names.into_iter().any(|name| name.contains("/mnt/now.new") || name.contains("/mnt/want")))
-            .then_some(captured)
-    });
+    let captured = at_rest(|| tracker.capture(&tree, &spec, || Ok(())).unwrap());
     let id = place.write(&captured);
     tracker.note(id);
     let before = place.read("now");
@@ -111,12 +116,7 @@ fn a_process_that_nobody_tracks_goes_back_too() {
     let sandbox = place.python(CHANGING);
     until("it runs", || Some(place.read("now")).filter(|text| text.ends_with('.')));
     let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
-    let captured = until("it is at rest", || {
-        let captured = capture(&tree, &spec, || Ok(())).unwrap();
-        let names = captured.snapshot.files.iter().map(|file| format!("{:?}", file.kind));
-        (!names.into_iter().any(|name| name.contains("/mnt/now.new") || name.contains("/mnt/want")))
-            .then_some(captured)
-    });
+    let captured = at_rest(|| capture(&tree, &spec, || Ok(())).unwrap());
     place.write(&captured);
     let before = place.read("now");
     let chain = Chain::open(place.images.clone()).unwrap();

@@ -25,8 +25,8 @@ use forkpoint_core::{
 use futures::stream::BoxStream;
 use rustix::{
     fs::{
-        AtFlags, FileType, Mode, OFlags, ResolveFlags, linkat, makedev, mkdirat, mknodat, openat,
-        openat2, statat, symlinkat,
+        AtFlags, FileType, Mode, OFlags, linkat, makedev, mkdirat, mknodat, openat, statat,
+        symlinkat,
     },
     io::Errno,
 };
@@ -34,6 +34,7 @@ use rustix::{
 use super::super::{
     LayerError, LayerResult, LayerSize, Marks,
     attributes::Place,
+    cursor::open_below,
     error::Fault,
     marks::{is_whiteout, put_whiteout},
     stage::Stage,
@@ -375,14 +376,6 @@ fn made<T>(result: rustix::io::Result<T>) -> Result<T, Bad> {
         Err(Errno::MLINK) => refused("it has more names than a file can have here"),
         result => result.during("create"),
     }
-}
-
-/// A directory, by a path in which no symbolic link counts and nothing leads up.
-fn open_below(root: &OwnedFd, path: &[u8]) -> rustix::io::Result<OwnedFd> {
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-    let path = if path.is_empty() { b"." } else { path };
-    openat2(root, path, flags, Mode::empty(), resolve)
 }
 
 fn explained(err: Errno) -> Bad {

@@ -126,12 +126,8 @@ fn a_server_still_answers_and_knows_what_it_knew() {
     });
 }
 
-#[test]
-fn the_next_snapshot_holds_what_was_written_since() {
-    let Some(scene) = Scene::new(true) else { return };
-    scene.run(async {
-        let sandbox = scene.create().await;
-        let script = "
+/// Has forty megabytes, and writes to some pages of them for ever.
+const WRITING: &str = "
 import os, time
 heap = bytearray(os.urandom(1 << 20)) * 40
 if os.fork(): os._exit(0)
@@ -144,8 +140,19 @@ while True:
     os.rename('/tmp/count.new', '/tmp/count')
     time.sleep(0.002)
 ";
-        python(&*sandbox, script).await;
-        sh(&*sandbox, "while ! [ -s /tmp/count ]; do sleep 0.01; done").await;
+
+/// Until it has begun.
+pub(super) async fn start_writing(sandbox: &dyn Sandbox) {
+    python(sandbox, WRITING).await;
+    sh(sandbox, "while ! [ -s /tmp/count ]; do sleep 0.01; done").await;
+}
+
+#[test]
+fn the_next_snapshot_holds_what_was_written_since() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = scene.create().await;
+        start_writing(&*sandbox).await;
         let first = seal_full(&*sandbox).await;
         assert!(first.own_bytes > 40 << 20, "{}", first.own_bytes);
         // By another process of ours, as the command line is one each time.

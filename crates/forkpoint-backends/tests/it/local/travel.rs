@@ -20,10 +20,10 @@ use proptest::{collection::vec, prelude::*};
 use serde_json::{Value, json};
 
 use super::{
-    full::{count, counting, counts_on, seal_full},
+    full::{count, counting, counts_on, seal_full, start_writing},
     scene::{
-        Scene, bytes, new_snapshot, python, read, read_text, seal, sh, spec, start, until,
-        with_causes, write,
+        Scene, bytes, new_snapshot, read, read_text, seal, sh, spec, start, until, with_causes,
+        write,
     },
     trees,
 };
@@ -367,21 +367,7 @@ fn a_counter_counts_on_where_it_came_to() {
 
 async fn large(scene: &Scene) -> (Arc<dyn Sandbox>, Artifact) {
     let sandbox = scene.create().await;
-    let script = "
-import os, time
-heap = bytearray(os.urandom(1 << 20)) * 40
-if os.fork(): os._exit(0)
-for fd in (0, 1, 2): os.dup2(os.open('/dev/null', os.O_RDWR), fd)
-n = 0
-while True:
-    n += 1
-    heap[4096 * (n % 50)] = n % 256
-    with open('/tmp/count.new', 'w') as file: file.write(str(n))
-    os.rename('/tmp/count.new', '/tmp/count')
-    time.sleep(0.002)
-";
-    python(&*sandbox, script).await;
-    sh(&*sandbox, "while ! [ -s /tmp/count ]; do sleep 0.01; done").await;
+    start_writing(&*sandbox).await;
     seal_full(&*sandbox).await;
     let last = seal_full(&*sandbox).await;
     assert!(last.own_bytes < 8 << 20, "it holds what was written since: {}", last.own_bytes);
