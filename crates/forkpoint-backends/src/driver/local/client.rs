@@ -11,12 +11,15 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use rustix::fs::CWD;
+use rustix::{
+    event::{EventfdFlags, eventfd},
+    fs::CWD,
+};
 use serde::Serialize;
 
 use super::{
     mount::clone_tree,
-    spawner::{NAME, Order, Outcome, SHARE_MEMORY},
+    spawner::{NAME, Order, Outcome, Readiness, SHARE_MEMORY, Work},
     sys,
     wire::{self, Failure},
 };
@@ -37,6 +40,7 @@ pub(super) struct Client {
 #[derive(Debug)]
 struct Spawner {
     socket: OwnedFd,
+    bell: OwnedFd,
     /// Reaped by whoever reaps us: it ends after us, when it has cleaned up.
     child: Mutex<Child>,
 }
@@ -58,6 +62,13 @@ impl Client {
         hear(&ours)
     }
 
+    /// Whoever will do the work that comes next, while it is prepared. It ends when this is dropped.
+    pub(super) fn stand_by(&self, ready: Readiness) -> Result<Worker, Failure> {
+        let (ours, theirs) = wire::pair().map_err(failed)?;
+        self.send(&Order::StandBy(ready), &[theirs.as_fd()]).map_err(failed)?;
+        Ok(Worker(ours))
+    }
+
     /// Nobody waits.
     pub(super) fn tell(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.send(order, fds)
@@ -65,10 +76,10 @@ impl Client {
 
     fn send(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let spawner = self.spawner()?;
-        match wire::send(&spawner.socket, order, fds) {
+        match spawner.tell(order, fds) {
             Err(err) if is_gone(&err) => {
                 self.forget(&spawner);
-                wire::send(&self.spawner()?.socket, order, fds)
+                self.spawner()?.tell(order, fds)
             }
             result => result,
         }
@@ -98,7 +109,9 @@ impl Client {
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn()?;
-        Ok(Spawner { socket: ours, child: Mutex::new(child) })
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE)?;
+        wire::send(&ours, &Order::Bell, &[bell.as_fd()])?;
+        Ok(Spawner { socket: ours, bell, child: Mutex::new(child) })
     }
 
     fn forget(&self, dead: &Arc<Spawner>) {
@@ -108,6 +121,25 @@ impl Client {
         }
         // It is dead already, and only to be taken note of.
         let _ = dead.child.lock().unwrap_or_else(PoisonError::into_inner).try_wait();
+    }
+}
+
+impl Spawner {
+    fn tell(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        wire::send(&self.socket, order, fds)?;
+        rustix::io::write(&self.bell, &1_u64.to_ne_bytes())?;
+        Ok(())
+    }
+}
+
+/// A copy of the spawner that stands by.
+#[derive(Debug)]
+pub(super) struct Worker(OwnedFd);
+
+impl Worker {
+    /// Waits for the answer.
+    pub(super) fn ask(self, work: &Work, fds: &[BorrowedFd<'_>]) -> Result<Outcome, Failure> {
+        ask(&self.0, work, fds)
     }
 }
 

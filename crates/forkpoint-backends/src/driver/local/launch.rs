@@ -112,9 +112,18 @@ impl Fds {
     }
 }
 
+/// How what was prepared is brought back, if anything is.
+pub(super) fn plan<'a>(
+    shared: &'a Shared,
+    images: &[PathBuf],
+) -> Result<Option<Plan<'a>>, Failure> {
+    shared.images(images).map(Plan::lazily).transpose().map_err(not_back)
+}
+
 pub(super) fn launch(
     spec: &LaunchSpec,
     shared: &Shared,
+    plan: Option<&Plan<'_>>,
     fds: Vec<OwnedFd>,
 ) -> Result<Outcome, Failure> {
     let fds = Fds::sort(spec, fds).doing("launch")?;
@@ -129,24 +138,21 @@ pub(super) fn launch(
         shared_memory_bytes: spec.shared_memory(),
         files: spec.files.clone(),
     };
-    let plan = shared.images(&spec.images).map(Plan::lazily).transpose().map_err(not_back)?;
     let (ours, theirs) = wire::pair().doing("launch")?;
     let cgroup = fds.cgroup.as_ref().map(|fd| fd.as_fd());
     match sys::clone(namespaces(spec.isolation, spec.network), cgroup).doing("create namespaces")? {
         None => {
             drop(ours);
-            let Err(failure) = live(spec, &mut furniture, fds, &theirs, plan.as_ref());
+            let Err(failure) = live(spec, &mut furniture, fds, &theirs, plan);
             tell_failure(&theirs, failure)
         }
         Some(pid) => {
             drop((theirs, furniture));
-            let result = let_begin(spec.isolation, pid, &ours)
-                .and_then(|()| attend(spec, pid, &ours, plan.as_ref()));
+            let result =
+                let_begin(spec.isolation, pid, &ours).and_then(|()| attend(spec, pid, &ours, plan));
             if result.is_err() {
                 let _ = kill_process(pid, Signal::KILL);
             }
-            // Whoever asked waits, and all of it goes with this process.
-            mem::forget(plan);
             result
         }
     }

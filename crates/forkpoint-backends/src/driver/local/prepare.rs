@@ -18,7 +18,7 @@ use forkpoint_core::{
 
 use super::{
     cgroup::{Cgroup, CgroupError},
-    client::ask,
+    client::{Worker, ask},
     host::{Host, failed, io_error, launch_error, layer_error},
     launch::{
         Isolation, LaunchSpec,
@@ -27,7 +27,7 @@ use super::{
     mount::OverlaySpec,
     record::{Place, Record},
     root,
-    spawner::{Order, Outcome},
+    spawner::{Outcome, Readiness, Work},
     template,
     warm::Blank,
     wire::{self, Failure},
@@ -158,6 +158,10 @@ impl Host {
         let place = self.place(record.id);
         self.let_owner_in(&record)?;
         let overlays = self.overlays(&record, record.generation, None, record.top.as_ref())?;
+        let blank = self.blank_for(&record, overlays.len(), images);
+        let stand_by = || self.launcher(record.isolation, images);
+        let worker = blank.is_none().then(stand_by).transpose();
+        let worker = worker.map_err(launch_error("launch a sandbox"))?;
         self.make_generation(&overlays)?;
         let directory = place.open().map_err(io_error("open", place.directory()))?;
         let socket = Place::socket(record.launches);
@@ -173,7 +177,7 @@ impl Host {
         // the name.
         let name = unique_name(&name);
         let order = Launch { lock, listener: &listener, overlays: &overlays, images };
-        if let Some(blank) = self.blank_for(&record, &order) {
+        if let Some(blank) = blank {
             match self.launch_on(blank, &name, record.clone(), &order) {
                 Ok(record) => return Ok(record),
                 // It may be the blank's fault alone; a work directory is used once.
@@ -184,21 +188,27 @@ impl Host {
         record.cgroup = Some(cgroup.clone());
         let into = cgroup.unified_dir().map_err(failed("open the sandbox's cgroup"))?;
         let launched = self.launch_in(&record, &cgroup, into.as_ref(), &order, |spec, fds| {
-            self.client.order(&Order::Launch(spec), fds)
+            let worker = worker.map_or_else(|| self.launcher(record.isolation, images), Ok)?;
+            worker.ask(&Work::Launch(spec), fds)
         });
         launched.inspect_err(|_| {
             let _ = fs::remove_file(place.directory().join(socket));
         })
     }
 
+    /// Whoever will launch it.
+    fn launcher(&self, isolation: Isolation, images: &[PathBuf]) -> Result<Worker, Failure> {
+        self.client.stand_by(Readiness { isolation, images: images.to_vec(), store: None })
+    }
+
     /// One that is ready and fits, if there is one.
-    fn blank_for(&self, record: &Record, order: &Launch<'_>) -> Option<Blank> {
+    fn blank_for(&self, record: &Record, overlays: usize, images: &[PathBuf]) -> Option<Blank> {
         let shape = Shape {
             isolation: record.isolation,
             network: record.spec.network,
-            images: order.images.to_vec(),
+            images: images.to_vec(),
         };
-        let fits = order.overlays.len() <= OVERLAYS_MAX;
+        let fits = overlays <= OVERLAYS_MAX;
         fits.then(|| self.pool.take(&shape)).flatten()
     }
 

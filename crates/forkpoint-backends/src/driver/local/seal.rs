@@ -17,11 +17,13 @@ use forkpoint_core::{
 
 use super::{
     capture::CHAIN_MAX,
+    client::Worker,
     host::{ARTIFACT_VERSION, ArtifactData, Host, failed, launch_error, layer_error},
+    launch::Isolation,
     memory::added,
     mount::OverlaySpec,
     record::{Record, Sealed, Sealing},
-    spawner::{Order, SwitchSpec},
+    spawner::{Readiness, SwitchSpec, Work},
     workspace::now,
 };
 use crate::layer::{Layer, LayerName, LayerResult, LayerSize, Manifest};
@@ -164,6 +166,7 @@ impl Host {
         record: Record,
         snapshot: SnapshotId,
     ) -> DriverResult<(Vec<Layer>, Vec<LayerName>)> {
+        let worker = record.is_alive().then(|| self.stand_by(record.isolation)).transpose()?;
         let place = self.place(record.id);
         let upper = place.upper(record.generation);
         let next = record.generation + 1;
@@ -173,10 +176,10 @@ impl Host {
             .store
             .promise_upper(LayerName::of(snapshot), top, &upper, COUNTED_MAX)
             .map_err(layer_error("prepare a layer"))?;
-        match record.is_alive() {
-            true => self.switch(lock, &record, snapshot, &chain)?,
+        match worker {
+            Some(worker) => self.switch(lock, worker, &record, snapshot, &chain)?,
             // Where to look for what was written, if we die before the record is right again.
-            false => {
+            None => {
                 let sealing = Some(Sealing { snapshot, root_device: 0 });
                 self.write(&Record { sealing, ..record.clone() })?;
             }
@@ -216,10 +219,18 @@ impl Host {
         Ok((chain, own))
     }
 
+    /// Whoever will change the root.
+    fn stand_by(&self, isolation: Isolation) -> DriverResult<Worker> {
+        let store = Some(self.root.join("store"));
+        let ready = Readiness { isolation, images: Vec::new(), store };
+        self.client.stand_by(ready).map_err(launch_error("change the sandbox's root"))
+    }
+
     /// The sandbox writes to the next generation from now on.
     fn switch(
         &self,
         lock: &OwnedFd,
+        worker: Worker,
         record: &Record,
         snapshot: SnapshotId,
         chain: &[Layer],
@@ -241,7 +252,7 @@ impl Host {
         };
         let namespaces = self.namespaces(record)?;
         let fds: Vec<_> = [lock].into_iter().chain(&namespaces).map(|fd| fd.as_fd()).collect();
-        let switched = self.client.order(&Order::Switch(spec), &fds);
+        let switched = worker.ask(&Work::Switch(spec), &fds);
         switched.map(drop).or_else(|failure| {
             // Whoever was asked may have died between the deed and the answer.
             if self.root_device(record).is_ok_and(|now| now != root_device) {

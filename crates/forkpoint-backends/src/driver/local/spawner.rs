@@ -6,10 +6,12 @@
 //!
 //! When the driver goes away, so does this process, once the trash is empty.
 
-use std::{ffi::OsStr, fs, io, os::fd::OwnedFd, path::PathBuf};
+use std::{ffi::OsStr, fs, io, mem::ManuallyDrop, os::fd::OwnedFd, path::PathBuf};
 
 use forkpoint_checkpoint::Chain;
 use rustix::{
+    event::{PollFd, PollFlags, poll},
+    io::Errno,
     process::{Pid, Signal, kill_process},
     time::Timespec,
 };
@@ -19,7 +21,7 @@ use super::{
     capture::LayerWork,
     cgroup::Cgroup,
     launch::{
-        self, LaunchSpec,
+        self, Isolation, LaunchSpec,
         blank::{self, BlankSpec},
     },
     sys,
@@ -42,19 +44,38 @@ const OWNERS: u32 = 100_000_000;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Order {
+    /// The first one, with what is rung once after each that follows.
+    Bell,
     /// There will be an order to launch. Nobody waits for this.
-    Prepare(launch::Isolation),
-    /// With where to answer, the sandbox's lock, its listening socket, and what its cgroups need.
-    Launch(Box<LaunchSpec>),
+    Prepare(Isolation),
+    /// There will be work, told and answered at the one descriptor that comes with this: while it is
+    /// prepared, so is whoever does it.
+    StandBy(Readiness),
     /// With where to answer and to listen, and the cgroup that it is born in.
     Blank(Box<BlankSpec>),
-    /// With where to answer, the sandbox's lock, and without root its namespaces of users and
-    /// mounts.
-    Switch(SwitchSpec),
     /// Without root: with where to answer, the sandbox's lock, and its namespaces.
     Layers { store: PathBuf, work: Box<LayerWork> },
     /// With what is to be let go of when nobody needs the processor. Nobody waits for this.
     Sweep { store: PathBuf, cgroups: Vec<Cgroup> },
+}
+
+/// What is known of work before it is told.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Readiness {
+    pub(super) isolation: Isolation,
+    /// What will be brought back, the lowest first.
+    pub(super) images: Vec<PathBuf>,
+    /// Whose trash is emptied in the end.
+    pub(super) store: Option<PathBuf>,
+}
+
+/// For one who stands by.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) enum Work {
+    /// With the sandbox's lock, its listening socket, and what its cgroups need.
+    Launch(Box<LaunchSpec>),
+    /// With the sandbox's lock, and without root its namespaces of users and mounts.
+    Switch(SwitchSpec),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -94,8 +115,10 @@ pub(super) fn serve() -> ! {
     let share_memory = std::env::args_os().any(|argument| argument == SHARE_MEMORY);
     let mut shared = Shared { share_memory, ..Shared::default() };
     let mut store = None;
-    while let Ok(Some((order, fds))) = wire::receive::<Order>(&socket) {
+    let mut bell = None;
+    while let Ok(Some((order, mut fds))) = hear(&socket, bell.as_ref()) {
         match order {
+            Order::Bell => bell = fds.pop(),
             Order::Prepare(isolation) => drop(shared.prepare_owners(isolation)),
             Order::Sweep { store: path, cgroups } => {
                 store = Some(path);
@@ -105,14 +128,10 @@ pub(super) fn serve() -> ! {
                     let_go_later(fds);
                 });
             }
-            Order::Launch(spec) => {
-                let prepared = shared.prepare(spec.isolation, &spec.images);
-                in_a_copy(|| {
-                    answer(fds, |fds| {
-                        prepared?;
-                        Ok((launch::launch(&spec, &shared, fds)?, ()))
-                    });
-                });
+            Order::StandBy(ready) => {
+                let prepared = shared.prepare(ready.isolation, &ready.images);
+                in_a_copy(|| stand_by(&ready, prepared, &shared, fds));
+                store = ready.store.or(store);
             }
             Order::Blank(spec) => {
                 let prepared = shared.prepare(spec.shape.isolation, &spec.shape.images);
@@ -121,17 +140,6 @@ pub(super) fn serve() -> ! {
             Order::Layers { store, work } => in_a_copy(|| {
                 answer(fds, |fds| Ok((switch::on_layers(&store, &work, fds)?, ())));
             }),
-            Order::Switch(spec) => {
-                store = Some(spec.data.join("store"));
-                let prepared = shared.prepare_owners(spec.isolation);
-                in_a_copy(|| {
-                    let old = answer(fds, |fds| {
-                        prepared?;
-                        switch::switch(&spec, &shared, fds)
-                    });
-                    let_go_later(old.into_iter().collect());
-                });
-            }
         }
     }
     drop(socket);
@@ -142,6 +150,21 @@ pub(super) fn serve() -> ! {
     std::process::exit(0);
 }
 
+/// Sleeps until the bell rings, for every order once. The kernel takes whoever sends a message for one that
+/// goes to sleep at once, and wakes the receiver on the same processor, where it would wait for whoever
+/// goes on. A bell wakes it on one that is idle.
+fn hear(socket: &OwnedFd, bell: Option<&OwnedFd>) -> io::Result<Option<(Order, Vec<OwnedFd>)>> {
+    if let Some(bell) = bell {
+        // An order as such wakes nobody, only that none will come.
+        let mut fds = [PollFd::new(bell, PollFlags::IN), PollFd::new(socket, PollFlags::empty())];
+        while let Err(Errno::INTR) = poll(&mut fds, None) {}
+        if fds[1].revents().is_empty() {
+            rustix::io::read(bell, &mut [0; 8])?;
+        }
+    }
+    wire::receive(socket)
+}
+
 fn in_a_copy(work: impl FnOnce()) {
     // If it fails, whoever asked sees the connection close without an answer.
     if let Ok(None) = sys::fork() {
@@ -150,6 +173,32 @@ fn in_a_copy(work: impl FnOnce()) {
         let _ = rustix::stdio::dup2_stdin(rustix::stdio::stdout());
         work();
         std::process::exit(0);
+    }
+}
+
+/// Ends without a trace if no work comes: whoever would have told it has failed, or is gone.
+fn stand_by(
+    ready: &Readiness,
+    prepared: Result<(), Failure>,
+    shared: &Shared,
+    mut fds: Vec<OwnedFd>,
+) {
+    // Whoever asked waits, and all of it goes with this process.
+    let plan = ManuallyDrop::new(prepared.and_then(|()| launch::plan(shared, &ready.images)));
+    let plan = plan.as_ref().map(Option::as_ref).map_err(Failure::clone);
+    let Some(Ok(Some((work, more)))) = fds.first().map(wire::receive::<Work>) else { return };
+    fds.extend(more);
+    match work {
+        Work::Launch(spec) => {
+            answer(fds, |fds| Ok((launch::launch(&spec, shared, plan?, fds)?, ())));
+        }
+        Work::Switch(spec) => {
+            let old = answer(fds, |fds| {
+                plan?;
+                switch::switch(&spec, shared, fds)
+            });
+            let_go_later(old.into_iter().collect());
+        }
     }
 }
 
@@ -181,7 +230,7 @@ fn let_go_later(old: Vec<OwnedFd>) {
 }
 
 impl Shared {
-    fn prepare(&mut self, isolation: launch::Isolation, images: &[PathBuf]) -> Result<(), Failure> {
+    fn prepare(&mut self, isolation: Isolation, images: &[PathBuf]) -> Result<(), Failure> {
         self.prepare_owners(isolation)?;
         self.prepare_images(images)
     }
@@ -210,8 +259,8 @@ impl Shared {
         self.images.as_ref().filter(|(paths, _)| paths == wanted).map(|(_, chain)| chain)
     }
 
-    fn prepare_owners(&mut self, isolation: launch::Isolation) -> Result<(), Failure> {
-        if isolation == launch::Isolation::Mapped && self.owners.is_none() {
+    fn prepare_owners(&mut self, isolation: Isolation) -> Result<(), Failure> {
+        if isolation == Isolation::Mapped && self.owners.is_none() {
             self.owners = Some(make_owners().doing("map users")?);
         }
         Ok(())

@@ -24,9 +24,8 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Fds, Isolation, LaunchSpec, Told, attend, begin, get_rid, join, let_begin, namespaces,
-    not_back, serve, settle_in, shared_memory, spawner_overlays, sys_for, take_name, tell_failure,
-    wait_for_child,
+    Fds, Isolation, LaunchSpec, Told, attend, begin, get_rid, join, let_begin, namespaces, serve,
+    settle_in, shared_memory, spawner_overlays, sys_for, take_name, tell_failure, wait_for_child,
 };
 use crate::driver::local::{
     cgroup::Cgroup,
@@ -120,8 +119,7 @@ impl<'a> Blank<'a> {
             shared_memory_bytes: shared_memory(None),
             files: Vec::new(),
         };
-        let plan =
-            shared.images(&spec.shape.images).map(Plan::lazily).transpose().map_err(not_back)?;
+        let plan = super::plan(shared, &spec.shape.images)?;
         let (ours, theirs) = wire::pair().doing("launch")?;
         let cgroup = cgroup.filter(|_| spec.into_cgroup);
         let cgroup = cgroup.as_ref().map(|fd| fd.as_fd());
