@@ -6,13 +6,18 @@
 use std::{collections::BTreeMap, ffi::OsString, fmt, io, path::PathBuf};
 
 use bytes::Bytes;
-use futures::stream::BoxStream;
+use futures::{
+    Stream, StreamExt as _, TryStreamExt as _, future,
+    stream::{self, BoxStream},
+};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::path::SandboxPath;
 
 pub type ByteStream = BoxStream<'static, io::Result<Bytes>>;
+pub type TreeStream = BoxStream<'static, io::Result<TreeItem>>;
+pub type EntryStream = BoxStream<'static, io::Result<TreeEntry>>;
 
 pub struct Part {
     pub format: PartFormat,
@@ -47,8 +52,8 @@ impl fmt::Display for PartFormat {
 }
 
 pub enum PartContent {
-    /// Parents come before what is in them.
-    Tree(BoxStream<'static, io::Result<TreeEntry>>),
+    /// Parents come before what is in them, and the end says how many there were.
+    Tree(TreeStream),
     Bytes(ByteStream),
 }
 
@@ -59,6 +64,85 @@ impl fmt::Debug for PartContent {
             Self::Bytes(_) => "Bytes",
         })
     }
+}
+
+#[derive(Debug)]
+pub enum TreeItem {
+    Entry(TreeEntry),
+    /// The last of a stream: one without it was cut.
+    End {
+        entries: u64,
+    },
+}
+
+/// Entries, and behind them the end.
+#[must_use]
+pub fn end_tree(entries: impl Stream<Item = io::Result<TreeEntry>> + Send + 'static) -> TreeStream {
+    let items = entries.map_ok(Some).chain(stream::iter([Ok(None)]));
+    let count = |entries: &mut u64, item: io::Result<Option<TreeEntry>>| {
+        let item = item.map(|entry| match entry {
+            Some(entry) => {
+                *entries += 1;
+                TreeItem::Entry(entry)
+            }
+            None => TreeItem::End { entries: *entries },
+        });
+        future::ready(Some(item))
+    };
+    items.scan(0, count).boxed()
+}
+
+/// The entries of a stream, which fails where it has no end, another one, or something behind it.
+#[must_use]
+pub fn read_tree(items: TreeStream) -> EntryStream {
+    let begun = (items, Counted { entries: 0, ended: false });
+    stream::try_unfold(begun, |(mut items, mut counted)| async {
+        loop {
+            let item = items.try_next().await?;
+            match counted.take(item)? {
+                Some(Taken::Entry(entry)) => return Ok(Some((entry, (items, counted)))),
+                Some(Taken::End) => {}
+                None => return Ok(None),
+            }
+        }
+    })
+    .boxed()
+}
+
+struct Counted {
+    entries: u64,
+    ended: bool,
+}
+
+enum Taken {
+    Entry(TreeEntry),
+    End,
+}
+
+impl Counted {
+    fn take(&mut self, item: Option<TreeItem>) -> io::Result<Option<Taken>> {
+        let came = self.entries;
+        match item {
+            None if self.ended => Ok(None),
+            None => Err(cut(format!("the tree is cut after {came} entries"))),
+            Some(_) if self.ended => Err(cut("the tree goes on behind its end".to_owned())),
+            Some(TreeItem::Entry(entry)) => {
+                self.entries += 1;
+                Ok(Some(Taken::Entry(entry)))
+            }
+            Some(TreeItem::End { entries }) if entries == came => {
+                self.ended = true;
+                Ok(Some(Taken::End))
+            }
+            Some(TreeItem::End { entries }) => {
+                Err(cut(format!("the tree had {entries} entries, and {came} came")))
+            }
+        }
+    }
+}
+
+fn cut(why: String) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 #[derive(Debug)]
@@ -73,7 +157,8 @@ pub enum TreeNode {
     Directory {
         opaque: bool,
     },
-    /// Data in ascending order; what lies between is a hole.
+    /// Data in ascending order; what lies between is a hole. The last reaches the end of the file, and is empty if
+    /// a hole is there: data without it were cut.
     File {
         len_bytes: u64,
         data: BoxStream<'static, io::Result<Extent>>,

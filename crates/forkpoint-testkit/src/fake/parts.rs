@@ -6,7 +6,9 @@ use bytes::{Bytes, BytesMut};
 use forkpoint_core::{
     Timestamp,
     driver::{DriverError, DriverResult},
-    part::{EntryMeta, Extent, Part, PartContent, PartFormat, TreeEntry, TreeNode},
+    part::{
+        EntryMeta, Extent, Part, PartContent, PartFormat, TreeEntry, TreeNode, end_tree, read_tree,
+    },
     path::SandboxPath,
 };
 use futures::{StreamExt as _, TryStreamExt as _, stream};
@@ -20,16 +22,17 @@ pub(super) fn export(files: Files) -> Part {
         let data = stream::iter([Ok(Extent { offset: 0, bytes })]).boxed();
         Ok(TreeEntry { path, meta: meta(), node: TreeNode::File { len_bytes, data } })
     });
-    let content = PartContent::Tree(stream::iter(entries.collect::<Vec<_>>()).boxed());
+    let content = PartContent::Tree(end_tree(stream::iter(entries.collect::<Vec<_>>())));
     Part { format: PartFormat::tree(), content }
 }
 
 pub(super) async fn import(parts: Vec<Part>) -> DriverResult<Files> {
     let mut files = Files::new();
     for part in parts {
-        let PartContent::Tree(mut entries) = part.content else {
+        let PartContent::Tree(items) = part.content else {
             return Err(invalid("a tree that is a stream of bytes"));
         };
+        let mut entries = read_tree(items);
         while let Some(entry) = entries.try_next().await.map_err(read)? {
             if let TreeNode::File { len_bytes, data } = entry.node {
                 let extents: Vec<Extent> = data.try_collect().await.map_err(read)?;

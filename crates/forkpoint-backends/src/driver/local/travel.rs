@@ -4,18 +4,17 @@
 //! Whatever comes is bytes of a stranger: all of it is checked in a stage that nobody sees, and it becomes a
 //! snapshot by renames, the last of which is that of its layer.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{io, path::PathBuf, sync::Arc};
 
 use forkpoint_core::{
     driver::{Artifact, DriverError, DriverResult, SnapshotKind},
     id::SnapshotId,
-    part::{ByteStream, Part, PartContent, PartFormat, TreeEntry},
+    part::{
+        ByteStream, EntryStream, Part, PartContent, PartFormat, TreeStream, end_tree, read_tree,
+    },
     spec::Workspace,
 };
-use futures::{
-    StreamExt as _, TryStreamExt as _,
-    stream::{self, BoxStream},
-};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 
@@ -140,7 +139,7 @@ impl Host {
         for (name, entries) in names.zip(trees) {
             let below = over.clone().filter(|below| *below != name);
             let mut stage = self.store.stage(name, below).map_err(refusal)?;
-            fill(&mut stage, entries, handle)?;
+            fill(&mut stage, snapshot, read_tree(entries), handle)?;
             stages.push(stage);
         }
         let Some(top) = stages.pop() else { return invalid("a snapshot has a part `tree/1`") };
@@ -213,12 +212,10 @@ impl Drop for Undo<'_> {
     }
 }
 
-type Entries = BoxStream<'static, std::io::Result<TreeEntry>>;
-
 /// Parts by what they are, each kind in the order in which they came.
 struct Came {
     description: Option<ByteStream>,
-    trees: Vec<Entries>,
+    trees: Vec<TreeStream>,
     /// Headers and pages.
     images: Vec<(ByteStream, ByteStream)>,
 }
@@ -301,9 +298,18 @@ fn read_description(
     })
 }
 
-fn fill(stage: &mut Stage, mut entries: Entries, handle: &Handle) -> DriverResult<()> {
+fn fill(
+    stage: &mut Stage,
+    snapshot: SnapshotId,
+    mut entries: EntryStream,
+    handle: &Handle,
+) -> DriverResult<()> {
+    let unread = |err: io::Error| match err.kind() {
+        io::ErrorKind::InvalidData => DriverError::Damaged { snapshot, reason: err.to_string() },
+        _ => failed("receive a tree")(err),
+    };
     let mut arrival = stage.arrive().map_err(layer_error("make a layer"))?;
-    while let Some(entry) = handle.block_on(entries.try_next()).map_err(failed("receive a tree"))? {
+    while let Some(entry) = handle.block_on(entries.try_next()).map_err(unread)? {
         arrival.add(entry, &mut |data| handle.block_on(data.try_next())).map_err(refusal)?;
     }
     stage.set_size(arrival.finish().map_err(refusal)?);
@@ -312,7 +318,10 @@ fn fill(stage: &mut Stage, mut entries: Entries, handle: &Handle) -> DriverResul
 
 fn tree(layers: &[Layer]) -> DriverResult<Part> {
     let departure = Departure::new(layers).map_err(layer_error("read the layers"))?;
-    Ok(Part { format: PartFormat::tree(), content: PartContent::Tree(departure.stream()) })
+    Ok(Part {
+        format: PartFormat::tree(),
+        content: PartContent::Tree(end_tree(departure.stream())),
+    })
 }
 
 fn bytes(format: PartFormat, bytes: ByteStream) -> Part {

@@ -309,13 +309,13 @@ impl Arrival {
 
 const TWICE: &str = "it came before";
 
-/// Extents in order, and none beyond the end.
+/// Extents in order, none beyond the end, and the last one up to it.
 fn write(
     file: &File,
     len_bytes: u64,
     mut next: impl FnMut() -> io::Result<Option<Extent>>,
 ) -> Result<(), Bad> {
-    let mut end = 0;
+    let (mut end, mut written) = (0, 0);
     while let Some(Extent { offset, bytes }) = next().during("receive")? {
         if offset < end {
             return refused("its data is out of order");
@@ -325,8 +325,14 @@ fn write(
             _ => return refused("it has data beyond its end"),
         };
         file.write_all_at(&bytes, offset).during("write")?;
+        if !bytes.is_empty() {
+            written = end;
+        }
     }
     if end < len_bytes {
+        return refused(format!("its data are cut after {end} of {len_bytes} bytes"));
+    }
+    if written < len_bytes {
         file.set_len(len_bytes).during("write")?;
     }
     Ok(())

@@ -58,7 +58,7 @@ impl Content {
             None => self.open()?,
         };
         if self.at == self.until && !self.find(&file)? {
-            return Ok(None);
+            return Ok(self.end());
         }
         let offset = self.at;
         let len = (self.until - offset).min(CHUNK);
@@ -67,6 +67,13 @@ impl Content {
         self.at += len;
         self.open = Some(file);
         Ok(Some(Extent { offset, bytes: buffer.freeze() }))
+    }
+
+    /// Says that there is nothing more, where data do not: once, and at the end.
+    fn end(&mut self) -> Option<Extent> {
+        let is_hole = self.at < self.len;
+        (self.at, self.until) = (self.len, self.len);
+        is_hole.then(|| Extent { offset: self.len, bytes: Bytes::new() })
     }
 
     fn open(&self) -> io::Result<File> {

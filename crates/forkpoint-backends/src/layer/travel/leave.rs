@@ -16,13 +16,10 @@ use std::{
 
 use bytes::Bytes;
 use forkpoint_core::{
-    part::{EntryMeta, TreeEntry, TreeNode},
+    part::{EntryMeta, EntryStream, TreeEntry, TreeNode},
     path::SandboxPath,
 };
-use futures::{
-    StreamExt as _, TryStreamExt as _,
-    stream::{self, BoxStream},
-};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
 use jiff::Timestamp;
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, Stat, fstat, major, minor, openat, readlinkat, statat,
@@ -95,7 +92,7 @@ impl Departure {
     }
 
     /// Looked up on threads that may block, a few at a time, when somebody asks.
-    pub fn stream(self) -> BoxStream<'static, io::Result<TreeEntry>> {
+    pub fn stream(self) -> EntryStream {
         let batches = stream::try_unfold(self, |mut departure| async {
             let next = move || {
                 let batch = departure.batch().map_err(io::Error::other)?;

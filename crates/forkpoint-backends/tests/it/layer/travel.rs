@@ -64,7 +64,17 @@ fn entry(at: &str, node: TreeNode) -> TreeEntry {
     TreeEntry { path: path(at), meta: EntryMeta { mode, ..meta() }, node }
 }
 
+/// With its end.
 fn file(len_bytes: u64, extents: &[(u64, &str)]) -> TreeNode {
+    let end = [(len_bytes, "")];
+    let is_ended = extents.iter().any(|(offset, text)| {
+        offset.checked_add(text.len() as u64).is_none_or(|end| end >= len_bytes)
+    });
+    let extents = [extents, if is_ended { &[] } else { &end }].concat();
+    data_of(len_bytes, &extents)
+}
+
+fn data_of(len_bytes: u64, extents: &[(u64, &str)]) -> TreeNode {
     let extent = |(offset, text): &(u64, &str)| {
         Ok(Extent { offset: *offset, bytes: Bytes::from((*text).to_owned()) })
     };
@@ -127,6 +137,9 @@ fn what_a_stranger_sends_is_refused_by_name_and_leaves_nothing() {
         ("out of order", vec![entry("/a", file(9, &[(0, "data"), (3, "over")]))]),
         ("beyond its end", vec![entry("/a", file(3, &[(0, "data")]))]),
         ("beyond its end", vec![entry("/a", file(3, &[(u64::MAX, "data")]))]),
+        ("cut after 0 of 1 bytes", vec![entry("/a", data_of(1, &[]))]),
+        ("cut after 4 of 9 bytes", vec![entry("/a", data_of(9, &[(0, "data")]))]),
+        ("cut after 8 of 9 bytes", vec![entry("/a", data_of(9, &[(0, "data"), (8, "")]))]),
         ("255 bytes", vec![entry(&long, file(0, &[]))]),
         ("255 bytes", vec![entry(&format!("{long}/a"), file(0, &[]))]),
         ("hides all", vec![entry("/", TreeNode::Directory { opaque: true })]),
@@ -366,7 +379,8 @@ proptest! {
         symlink(&outside, scene.path("way-out")).unwrap();
         let mut sent = vec![entry("/", dir())];
         for (place, kind, other, len_bytes, data) in entries {
-            let data: Vec<_> = data.into_iter().map(|(offset, bytes)| Ok(Extent { offset, bytes: bytes.into() })).collect();
+            let end = (kind == 2).then(|| (len_bytes, Vec::new()));
+            let data: Vec<_> = data.into_iter().chain(end).map(|(offset, bytes)| Ok(Extent { offset, bytes: bytes.into() })).collect();
             let node = match kind {
                 0 | 1 => TreeNode::Directory { opaque: kind == 1 },
                 2 | 3 => TreeNode::File { len_bytes, data: stream::iter(data).boxed() },

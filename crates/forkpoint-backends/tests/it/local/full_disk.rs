@@ -1,6 +1,7 @@
 //! A disk without room: a clear error, everything as before, and all of it works again later.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io::{self, Write as _},
     path::{Path, PathBuf},
@@ -332,6 +333,54 @@ fn memory_that_finds_no_room_leaves_nothing_and_harms_nobody() {
         let artifact = seal_full(&*sandbox).await;
         counts_on(&*scene.restore(&artifact).await).await;
         counts_on(&*sandbox).await;
+    });
+    finish(small);
+}
+
+/// Everything below a directory that is not a template's.
+fn kept(root: &Path) -> Vec<String> {
+    let places = ["store/layers", "store/staging", "store/trash", "memory"].map(|at| root.join(at));
+    let names = places.iter().filter(|place| place.exists()).flat_map(|place| entries(place));
+    names.collect()
+}
+
+/// Every amount of room: for nothing, for some of the files, for some of the memory, for all but the last.
+#[test]
+fn an_import_that_finds_no_room_leaves_nothing_and_succeeds_later() {
+    let Some(small) = Small::new() else { return };
+    let Some(source) = Scene::new(true) else { return };
+    let (scene, disk) = (small.scene(), small.disk());
+    scene.run(async {
+        let sandbox = source.create().await;
+        sh(
+            &*sandbox,
+            "head -c 3000000 /dev/urandom > /srv/random; mkdir /srv/d; cd /srv/d && touch $(seq 99)",
+        )
+        .await;
+        python(&*sandbox, COUNTER).await;
+        let artifact = seal_full(&*sandbox).await;
+        let snapshot = new_snapshot();
+        let mut places = BTreeSet::new();
+        let import = || async {
+            let parts = source.driver.export(&artifact).await.unwrap();
+            scene.driver.import(snapshot, parts).await
+        };
+        for some in [0, 1 << 10, 1 << 14, 1 << 17, 1 << 20, 3 << 20, 4 << 20, 6 << 20] {
+            disk.fill();
+            let ballast = File::options().write(true).open(disk.ballast()).unwrap();
+            ballast.set_len(ballast.metadata().unwrap().len() - some).unwrap();
+            let err = import().await.unwrap_err();
+            no_room(&err);
+            places.insert(with_causes(&err).rsplit('/').next().unwrap_or_default().to_owned());
+            until("nothing is left", || kept(&scene.root()));
+        }
+        assert!(places.len() > 2, "not always the same: {places:?}");
+        disk.free();
+        let came = import().await.unwrap();
+        let copy = scene.restore(&came).await;
+        let sum = "sha256sum /srv/random; ls /srv/d";
+        assert_eq!(sh(&*copy, sum).await, sh(&*sandbox, sum).await);
+        counts_on(&*copy).await;
     });
     finish(small);
 }

@@ -13,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 use forkpoint_core::{
     driver::{Artifact, Driver as _, DriverError, DriverResult, FileState, Sandbox, SnapshotKind},
     id::SnapshotId,
-    part::{ByteStream, Part, PartContent, PartFormat, TreeEntry},
+    part::{ByteStream, Part, PartContent, PartFormat, TreeEntry, end_tree},
 };
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use proptest::{collection::vec, prelude::*};
@@ -27,6 +27,8 @@ use super::{
     },
     trees,
 };
+
+mod cut;
 
 /// Whose turn it is to be killed, and where.
 const VICTIM: &str = "FORKPOINT_TEST_IMPORTS_IN";
@@ -99,7 +101,7 @@ fn part(text: &str, content: impl Into<Bytes>) -> Part {
 
 fn empty_tree() -> Part {
     let none: Vec<io::Result<TreeEntry>> = Vec::new();
-    Part { format: PartFormat::tree(), content: PartContent::Tree(stream::iter(none).boxed()) }
+    Part { format: PartFormat::tree(), content: PartContent::Tree(end_tree(stream::iter(none))) }
 }
 
 fn described(text: &Value) -> Vec<Part> {
