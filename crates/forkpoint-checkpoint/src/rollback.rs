@@ -187,10 +187,11 @@ impl<'a> Plan<'a> {
             match (process.alive(), now.get(&process.pid)) {
                 (Some(alive), Some(draft)) => {
                     still_fits(process, alive, draft)?;
-                    files::still_fit(process.pid, alive, snapshot, &draft.alive, &files)?;
+                    files::still_fit(process, alive, snapshot, &draft.alive, &files)?;
                 }
                 (Some(_), None) => {
-                    return Err(not_in_place(format!("process {} is gone", process.pid)));
+                    let Process { pid, name, .. } = process;
+                    return Err(not_in_place(format!("process {pid} (`{name}`) is gone")));
                 }
                 (None, _) => return Err(not_in_place("a child waited to be asked for")),
             }
@@ -288,7 +289,7 @@ impl<'a> Plan<'a> {
 /// Whether the process is the one that was captured, as far as it cannot be brought back in place.
 fn still_fits(process: &Process, alive: &Alive, draft: &Draft) -> Result<()> {
     let pid = process.pid;
-    let told = |what: &str| not_in_place(format!("process {pid} has {what}"));
+    let told = |what: &str| not_in_place(format!("process {pid} (`{}`) has {what}", process.name));
     let numbers =
         |alive: &Alive| alive.threads.iter().map(|thread| thread.tid).collect::<HashSet<_>>();
     if numbers(alive) != numbers(&draft.alive) {

@@ -226,6 +226,12 @@ pub trait Driver: fmt::Debug + Send + Sync {
 pub trait Sandbox: fmt::Debug + Send + Sync {
     fn id(&self) -> SandboxId;
 
+    /// Of one that [`Driver::rollback`] answered with, whose processes were to go back as well: why they had to be
+    /// made anew, where they had.
+    fn made_anew(&self) -> Option<String> {
+        None
+    }
+
     /// Answers when the command runs: [`DriverError::CommandMissing`] and
     /// [`DriverError::CommandRefused`] are told here. In a sandbox that is stopped or paused nothing
     /// can run: [`DriverError::NotRunning`].

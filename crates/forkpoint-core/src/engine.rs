@@ -61,7 +61,7 @@ pub use look::{Look, Spot, Subject};
 pub use prune::PruneReport;
 pub use read::{SandboxView, SnapshotView, Stats, Validation};
 pub use recover::RecoveryReport;
-pub use rollback::RollbackRequest;
+pub use rollback::{RollbackRequest, RolledBack};
 pub use snapshot::{SkipReason, SnapshotOutcome, SnapshotRequest, TakenSnapshot};
 pub use watch::{Turn, Watch, WatchRequest};
 
@@ -92,8 +92,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(250);
 ///     let name = Some("web".parse()?);
 ///     engine.create(CreateRequest { name, ..CreateRequest::new(spec) }).await?;
 ///     engine.snapshot(SnapshotRequest::new("web")).await?;
-///     let back_at = engine.rollback(RollbackRequest::new("web")).await?;
-///     assert_eq!(engine.show("web@latest").await?.record.id, back_at.id);
+///     let back = engine.rollback(RollbackRequest::new("web")).await?;
+///     assert_eq!(engine.show("web@latest").await?.record.id, back.to.id);
 ///     Ok::<_, forkpoint_core::Error>(())
 /// })?;
 /// # Ok::<_, forkpoint_core::Error>(())

@@ -59,6 +59,7 @@ mod wire;
 mod workspace;
 
 use host::{Host, failed, layer_error};
+use memory::back::RolledBack;
 use sandbox::LocalSandbox;
 pub use templates::{Removal, TemplateKind, TemplateRecord, Templates, template_names};
 pub use warm::{WARM_MAX, Warmth};
@@ -245,14 +246,15 @@ impl Driver for LocalDriver {
         to: &Artifact,
     ) -> DriverResult<Arc<dyn Sandbox>> {
         let (spec, to) = (spec.clone(), to.clone());
-        let (record, lock) = self.on_host(move |host| host.rollback(id, &spec, &to)).await?;
+        let rolled_back = self.on_host(move |host| host.rollback(id, &spec, &to)).await?;
+        let RolledBack { record, lock, made_anew } = rolled_back;
         let host = Arc::clone(&self.host);
         // Nobody waits for it; if it fails or we die, the next one who looks does it.
         std::thread::spawn(move || {
             let _ = host.finish(record);
             drop(lock);
         });
-        Ok(self.handle(id))
+        Ok(Arc::new(LocalSandbox::new(Arc::clone(&self.host), id).anew(made_anew)))
     }
 
     async fn adopt(&self, _native_name: &str) -> DriverResult<Adopted> {

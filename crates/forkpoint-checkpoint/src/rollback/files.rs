@@ -10,7 +10,7 @@ use rustix::{
 use crate::{
     error::{Error, Result},
     freeze::Held,
-    image::{Alive, FileKind, OpenFile, OtherEnd, Snapshot},
+    image::{Alive, FileKind, OpenFile, OtherEnd, Process, Snapshot},
     restore::record_locks,
     script::Script,
     sys::socket::set_timer,
@@ -18,7 +18,7 @@ use crate::{
 
 /// Whether every descriptor of the image is still there and the same open file, as far as can be told.
 pub(super) fn still_fit(
-    pid: i32,
+    process: &Process,
     was: &Alive,
     snapshot: &Snapshot,
     is: &Alive,
@@ -29,7 +29,8 @@ pub(super) fn still_fit(
         let now = is.descriptors.iter().find(|other| other.number == number);
         let now = now.and_then(|now| files.get(now.file));
         if !now.is_some_and(|now| is_same(&snapshot.files[descriptor.file], now)) {
-            let why = format!("process {pid} has something else as descriptor {number}");
+            let Process { pid, name, .. } = process;
+            let why = format!("process {pid} (`{name}`) has something else as descriptor {number}");
             return Err(Error::NotInPlace { why });
         }
     }

@@ -174,7 +174,8 @@ Examples:
   forkpoint rollback web web@2
   forkpoint rollback docker:webapp       replaced under its name, with its networks and ports
 
-JSON: {\"sandbox\": SANDBOX, \"to\": SNAPSHOT, \"drift\": as in `forkpoint restore --help`}";
+JSON: {\"sandbox\": SANDBOX, \"to\": SNAPSHOT, \"drift\": as in `forkpoint restore --help`,
+\"made_anew\": why processes of a full snapshot did not go back in place, which -v tells too}";
 
 pub(super) const FORK: &str = "\
 A sandbox is snapshotted first. A copy that fails is undone and reported alone; the exit code is

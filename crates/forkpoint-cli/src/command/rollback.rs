@@ -1,6 +1,6 @@
 //! `rollback`: back to a snapshot, in place.
 
-use forkpoint_core::engine::RollbackRequest;
+use forkpoint_core::engine::{self, RollbackRequest};
 use serde::Serialize;
 
 use super::{
@@ -19,6 +19,7 @@ struct RolledBack<'a> {
     sandbox: SandboxJson<'a>,
     to: SnapshotJson<'a>,
     drift: Vec<DriftJson>,
+    made_anew: Option<String>,
 }
 
 pub(super) async fn rollback(app: &App, args: &RollbackArgs) -> Outcome {
@@ -28,13 +29,17 @@ pub(super) async fn rollback(app: &App, args: &RollbackArgs) -> Outcome {
         wait: args.wait.wait(),
         ..RollbackRequest::new(&args.sandbox)
     };
-    let to = app.finish("rolling back", app.engine.rollback(request)).await;
-    let to = to.map_err(|err| Failure::new(err, about()))?;
+    let back = app.finish("rolling back", app.engine.rollback(request)).await;
+    let engine::RolledBack { to, made_anew } = back.map_err(|err| Failure::new(err, about()))?;
     let drift = drift::tell(app, &to).await;
     if app.out.json {
         let view = app.engine.sandbox(&args.sandbox).await?;
-        app.out.json(&RolledBack { sandbox: (&view).into(), to: (&to).into(), drift })?;
+        let (sandbox, to) = ((&view).into(), (&to).into());
+        app.out.json(&RolledBack { sandbox, to, drift, made_anew })?;
     } else {
+        if let Some(why) = made_anew {
+            app.out.detail(format!("made anew: {why}"));
+        }
         app.out.note(format!("sandbox `{}` is back at `{}`", args.sandbox, to.name));
     }
     Ok(Exit::DONE)

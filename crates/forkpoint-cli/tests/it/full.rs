@@ -71,3 +71,49 @@ except OSError: open('/tmp/reset', 'w').close()
     assert!(until(|| home.run(["exec", "copy", "--", "test", "-e", "/tmp/reset"]).code == Some(0)));
     assert_eq!(home.run(["exec", "web", "--", "test", "-e", "/tmp/reset"]).code, Some(1));
 }
+
+/// Waits for a byte as long as it takes.
+const HOLDS: &str = "python3 -c \"
+import os
+file = os.open('/etc/os-release', os.O_RDONLY)
+os.mkfifo('/tmp/close')
+open('/tmp/close').read()
+os.close(file)
+open('/tmp/closed', 'w').close()
+open('/tmp/close').read()\" > /dev/null 2>&1 < /dev/null &";
+
+#[test]
+fn why_processes_did_not_go_back_in_place_is_told_to_who_asks() {
+    let home = Home::with_web();
+    home.sh("web", HOLDS);
+    let is_there =
+        |file: &str| until(|| home.run(["exec", "web", "--", "test", "-e", file]).code == Some(0));
+    assert!(is_there("/tmp/close"));
+    home.ok(["snapshot", "web", "--full", "--name", "whole"]);
+    let told = |args: &[&str]| home.ok(["rollback", "web", "whole"].iter().chain(args)).stderr;
+    assert!(!told(&["-v"]).contains("anew"), "in place");
+    let json = home.ok(["rollback", "web", "whole", "--json"]).json();
+    assert_eq!(json["made_anew"], json!(null), "in place: {json}");
+
+    home.sh("web", "echo > /tmp/close");
+    assert!(is_there("/tmp/closed"));
+    let why = told(&["-v"]);
+    assert!(why.contains("made anew: process "), "{why}");
+    assert!(why.contains("(`python3`) has something else as descriptor "), "{why}");
+    assert_eq!(home.run(["exec", "web", "--", "test", "-e", "/tmp/closed"]).code, Some(1));
+
+    home.sh("web", "pkill -9 python3; while pgrep -x python3 > /dev/null; do sleep 0.01; done");
+    let json = home.ok(["rollback", "web", "whole", "--json"]).json();
+    let why = json["made_anew"].as_str().unwrap_or_default();
+    assert!(why.contains("(`python3`) is gone"), "{json}");
+    home.ok(["snapshot", "web", "--name", "files"]);
+    let why = told(&["-v"]);
+    assert!(why.contains("made anew: it did not stand on this snapshot"), "{why}");
+    home.ok(["stop", "web"]);
+    assert!(!told(&[]).contains("anew"), "nobody asked");
+    home.ok(["stop", "web"]);
+    assert!(told(&["-v"]).contains("made anew: nothing ran in it"));
+    let files = home.ok(["rollback", "web", "files", "-v", "--json"]);
+    assert_eq!(files.json()["made_anew"], json!(null), "files are always");
+    assert!(!files.stderr.contains("anew"), "{files:?}");
+}

@@ -21,9 +21,16 @@ impl RollbackRequest {
     }
 }
 
+#[derive(Clone, Debug)]
+pub struct RolledBack {
+    pub to: SnapshotRecord,
+    /// Why processes were made anew instead of going back in place, where they were.
+    pub made_anew: Option<String>,
+}
+
 impl Engine {
     /// Goes back in place: id, name and labels stay. What was done since is lost.
-    pub async fn rollback(&self, request: RollbackRequest) -> Result<SnapshotRecord> {
+    pub async fn rollback(&self, request: RollbackRequest) -> Result<RolledBack> {
         let wait = request.wait;
         self.operate(wait, move |inner| {
             let request = request.clone();
@@ -34,7 +41,7 @@ impl Engine {
 }
 
 impl Inner {
-    async fn rollback(&self, request: &RollbackRequest) -> Result<SnapshotRecord> {
+    async fn rollback(&self, request: &RollbackRequest) -> Result<RolledBack> {
         let found = self.look_up(&request.sandbox).await?;
         let sandbox = &found.record;
         let driver = self.driver(&sandbox.driver)?;
@@ -67,9 +74,9 @@ impl Inner {
         }
         let at = self.environment.now();
         let change = Change::RolledBack { sandbox: sandbox.id, to: to.id, at };
-        let work = work.map(|_| (change, ())).map_err(Error::from);
-        self.conclude(active, work).await.context(doing)?;
-        Ok(to)
+        let work = work.map(|live| (change, live.made_anew())).map_err(Error::from);
+        let made_anew = self.conclude(active, work).await.context(doing)?;
+        Ok(RolledBack { to, made_anew: made_anew.flatten() })
     }
 
     /// The newest that was taken of it, else the one that it was restored from.

@@ -125,7 +125,7 @@ fn a_copy_whose_hook_fails_is_destroyed_and_a_rollback_stays() {
         let source = ForkSource::Snapshot("one".to_owned());
         let forked = engine.fork(ForkRequest::new(source, 2)).await.unwrap();
         assert!(forked.children.iter().all(|child| child.result.is_err()));
-        let back = engine.rollback(RollbackRequest::new("web")).await.unwrap();
+        let back = engine.rollback(RollbackRequest::new("web")).await.unwrap().to;
         assert_eq!(back.name.as_str(), "two");
     });
     assert_eq!(world.visible().sandboxes.len(), before);

@@ -142,13 +142,13 @@ fn rolling_back_keeps_identity_and_moves_the_head() {
     world.run(|engine| async move {
         let before = engine.sandbox("web").await.unwrap().record;
         let request = RollbackRequest { to: Some("one".into()), ..RollbackRequest::new("web") };
-        let one = engine.rollback(request).await.unwrap();
+        let one = engine.rollback(request).await.unwrap().to;
         let after = engine.sandbox("web").await.unwrap().record;
         assert_eq!((after.id, &after.name), (before.id, &before.name));
         assert_eq!(after.head, Some(one.id));
         let three = snapshot(&engine, "web", "three").await;
         assert_eq!(three.parent, Some(one.id), "a new branch");
-        let back = engine.rollback(RollbackRequest::new("web")).await.unwrap();
+        let back = engine.rollback(RollbackRequest::new("web")).await.unwrap().to;
         assert_eq!(back.id, three.id, "the newest by default");
     });
     assert_eq!(world.broken_invariants(), Vec::<String>::new());
@@ -159,7 +159,7 @@ fn rolling_back_without_a_snapshot_of_its_own_goes_to_where_it_came_from() {
     fixed().run(|engine| async move {
         let name = Some("fresh".parse().unwrap());
         engine.restore(RestoreRequest { name, ..RestoreRequest::new("two") }).await.unwrap();
-        let back = engine.rollback(RollbackRequest::new("fresh")).await.unwrap();
+        let back = engine.rollback(RollbackRequest::new("fresh")).await.unwrap().to;
         assert_eq!(back.name.as_str(), "two");
         let err = engine.rollback(RollbackRequest::new("bare")).await.unwrap_err();
         assert_eq!(err.kind(), ErrorKind::NotFound);

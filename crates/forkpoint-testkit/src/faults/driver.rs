@@ -240,6 +240,10 @@ impl Sandbox for FaultySandbox {
         self.inner.id()
     }
 
+    fn made_anew(&self) -> Option<String> {
+        self.inner.made_anew()
+    }
+
     async fn exec(&self, command: &Command) -> DriverResult<Process> {
         self.place.call("exec", self.inner.exec(command)).await
     }

@@ -26,7 +26,11 @@ use self::{
     hierarchy::{Hierarchies, Hierarchy},
     limit::{Controller, Limit},
 };
-pub(super) use self::{error::CgroupError, group::Cgroup, limit::Version};
+pub(super) use self::{
+    error::{CgroupError, with_causes},
+    group::Cgroup,
+    limit::Version,
+};
 
 pub(in crate::driver) mod directory;
 mod error;
@@ -196,8 +200,7 @@ impl Cgroups {
     fn probe(&self) -> Result<Vec<String>, String> {
         self.unified.as_ref().map_err(Clone::clone)?;
         let name = format!("probe-{}", std::process::id());
-        let cgroup =
-            self.create(&name, &Resources::default()).map_err(|err| error::with_causes(&err))?;
+        let cgroup = self.create(&name, &Resources::default()).map_err(|err| with_causes(&err))?;
         let names = cgroup.unified.iter().flat_map(fs::read_dir).flatten().flatten();
         let names = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
         let _ = cgroup.remove();

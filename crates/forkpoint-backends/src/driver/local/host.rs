@@ -23,7 +23,10 @@ use super::{
     client::Client,
     end::{hold_mounts, kill},
     launch::Isolation,
-    memory::{KeptMemory, back::LastGoneBackTo},
+    memory::{
+        KeptMemory,
+        back::{Anew, LastGoneBackTo, RolledBack},
+    },
     record::{self, Doomed, Place, Record},
     spawner::Order,
     template::{Base, TemplateError},
@@ -311,7 +314,7 @@ impl Host {
         id: SandboxId,
         spec: &SandboxSpec,
         to: &Artifact,
-    ) -> DriverResult<(Record, OwnedFd)> {
+    ) -> DriverResult<RolledBack> {
         let data = self.read_artifact(to)?;
         self.check_same_workspaces(spec, &data)?;
         let _held = self.hold_templates(&spec.template)?;
@@ -319,11 +322,10 @@ impl Host {
         fs::create_dir_all(place.directory()).map_err(io_error("create", place.directory()))?;
         let lock = self.lock(id)?;
         let old = self.find(id)?.map(|old| self.finish(old)).transpose()?;
-        if let Some(old) = &old
-            && let Some(record) = self.back_in_place(old, spec, to, &data)?
-        {
-            return Ok((record, lock));
-        }
+        let made_anew = match self.back_in_place(old.as_ref(), spec, to, &data)? {
+            Ok(record) => return Ok(RolledBack { record, lock, made_anew: None }),
+            Err(Anew(why)) => why,
+        };
         self.check_image(&data, to.snapshot)?;
         let images = self.memory_images(&data);
         let mut new = self.starting_point(id, spec, Some(to))?;
@@ -345,7 +347,7 @@ impl Host {
                     let _ = kill(doomed.init.as_ref(), doomed.cgroup.as_ref());
                     self.sweep_later(held);
                 }
-                Ok((record, lock))
+                Ok(RolledBack { record, lock, made_anew })
             }
             (Ok(_), _) => Err(DriverError::SandboxMissing { driver: DRIVER, id }),
             (Err(err), _) => {

@@ -48,11 +48,17 @@ const ACCOUNTS_MAX: u64 = 4 << 20;
 pub(super) struct LocalSandbox {
     host: Arc<Host>,
     id: SandboxId,
+    /// Why a rollback did so.
+    made_anew: Option<String>,
 }
 
 impl LocalSandbox {
     pub(super) fn new(host: Arc<Host>, id: SandboxId) -> Self {
-        Self { host, id }
+        Self { host, id, made_anew: None }
+    }
+
+    pub(super) fn anew(self, made_anew: Option<String>) -> Self {
+        Self { made_anew, ..self }
     }
 
     /// The record of a sandbox that can be worked in.
@@ -172,6 +178,10 @@ pub(in crate::driver) fn read_file(file: File) -> ByteStream {
 impl Sandbox for LocalSandbox {
     fn id(&self) -> SandboxId {
         self.id
+    }
+
+    fn made_anew(&self) -> Option<String> {
+        self.made_anew.clone()
     }
 
     async fn exec(&self, command: &Command) -> DriverResult<Process> {

@@ -25,7 +25,7 @@ pub(in crate::driver::local) enum CgroupError {
 }
 
 /// In one line, for a description.
-pub(super) fn with_causes(err: &(dyn Error + 'static)) -> String {
+pub(in crate::driver::local) fn with_causes(err: &(dyn Error + 'static)) -> String {
     let causes = std::iter::successors(Some(err), |err| (*err).source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use forkpoint_checkpoint::{
-    Chain, Files,
+    self as checkpoint, Chain, Files,
     image::{FileKind, Snapshot},
     restore::check_machine,
 };
@@ -26,6 +26,7 @@ use rustix::fs::{Mode, OFlags, open};
 use super::{refusal, spec as how, tree};
 use crate::{
     driver::local::{
+        cgroup::with_causes,
         host::{ArtifactData, Host, layer_error},
         launch::Isolation,
         prepare::boot_id,
@@ -39,56 +40,65 @@ use crate::{
 };
 
 impl Host {
-    /// The sandbox is locked. `None` where it must be made anew.
+    /// The sandbox is locked.
     pub(in crate::driver::local) fn back_in_place(
         &self,
-        record: &Record,
+        record: Option<&Record>,
         spec: &SandboxSpec,
         to: &Artifact,
         data: &ArtifactData,
-    ) -> DriverResult<Option<Record>> {
-        if !self.stands_on(record, data, to) || record.spec != *spec {
-            return Ok(None);
+    ) -> DriverResult<Result<Record, Anew>> {
+        if data.memory.is_empty() {
+            return Ok(Err(Anew(None)));
         }
-        let Some(target) = self.target(to, data)? else { return Ok(None) };
+        let Some(record) = record else { return anew("nothing was left of it") };
+        if let Some(why) = moved_on(record, spec, data, to) {
+            return anew(why);
+        }
+        let target = match self.target(to, data)? {
+            Ok(target) => target,
+            Err(why) => return anew(why),
+        };
         let Target { chain, view, .. } = &*target;
-        let Some(mut since) = self.since_image(record, chain.top()) else { return Ok(None) };
+        let Some(mut since) = self.since_image(record, chain.top()) else {
+            return anew("nobody noted what was written to its memory since, and it has much");
+        };
         let files = LiveFiles { host: self, record, view, back: None };
-        if since.rollback(&tree(record), chain, &how(), files).is_err() {
-            return Ok(None);
+        match since.rollback(&tree(record), chain, &how(), files) {
+            Ok(_) => {}
+            Err(checkpoint::Error::NotInPlace { why }) => return anew(why),
+            Err(err) => return anew(with_causes(&err)),
         }
         let record = Record { undoing: false, ..record.clone() };
         self.write(&record)?;
         // If it is lost, the next one reads all of the memory.
         let _ = self.keep_tracking(&record, since, to.snapshot, chain.top().id);
-        Ok(Some(record))
+        Ok(Ok(record))
     }
 
-    /// What is opened once for rollbacks that follow each other. `None` where its memory cannot be read
-    /// or is of another machine.
-    fn target(&self, to: &Artifact, data: &ArtifactData) -> DriverResult<Option<Arc<Target>>> {
+    /// What is opened once for rollbacks that follow each other; or why its memory cannot be read, or is none for this
+    /// machine.
+    fn target(
+        &self,
+        to: &Artifact,
+        data: &ArtifactData,
+    ) -> DriverResult<Result<Arc<Target>, String>> {
         let mut last = self.last_gone_back_to.0.lock().unwrap_or_else(PoisonError::into_inner);
         last.take_if(|last| last.snapshot != to.snapshot || !last.chain.is_as_opened());
-        if last.is_none() {
-            let chain = Chain::open(self.memory_images(data));
-            let runs_here = |chain: &Chain| check_machine(&chain.top().snapshot.machine).is_ok();
-            let Some(chain) = chain.ok().filter(runs_here) else { return Ok(None) };
-            let (view, _) = self.view(&FileState::Snapshot(to.clone()))?;
-            *last = Some(Arc::new(Target { snapshot: to.snapshot, chain, view }));
+        if let Some(last) = &*last {
+            return Ok(Ok(Arc::clone(last)));
         }
-        Ok(last.clone())
-    }
-
-    /// Whether it is known what changed since a full snapshot.
-    fn stands_on(&self, record: &Record, data: &ArtifactData, to: &Artifact) -> bool {
-        let files = record.captured.as_ref().or(record.top.as_ref());
-        !data.memory.is_empty()
-            && record.snapshot == Some(to.snapshot)
-            && files == Some(&data.layer)
-            && record.base == data.base
-            && record.spec.workspaces.is_empty()
-            && !record.held
-            && refusal(record).is_none()
+        let chain = match Chain::open(self.memory_images(data)) {
+            Ok(chain) => chain,
+            Err(err) => return Ok(Err(with_causes(&err))),
+        };
+        if let Err(err) = check_machine(&chain.top().snapshot.machine) {
+            return Ok(Err(with_causes(&err)));
+        }
+        let (view, _) = self.view(&FileState::Snapshot(to.clone()))?;
+        let target = Arc::new(Target { snapshot: to.snapshot, chain, view });
+        *last = Some(Arc::clone(&target));
+        Ok(Ok(target))
     }
 
     /// A sandbox that was left on its way back has the files of the snapshot, and nothing runs in it.
@@ -111,6 +121,44 @@ impl Host {
         self.discard_layers(&own);
         Ok(record)
     }
+}
+
+/// It must be made anew; and why, where one would expect otherwise.
+#[derive(Debug)]
+pub(in crate::driver::local) struct Anew(pub(in crate::driver::local) Option<String>);
+
+fn anew<T>(why: impl Into<String>) -> DriverResult<Result<T, Anew>> {
+    Ok(Err(Anew(Some(why.into()))))
+}
+
+/// What a rollback gives.
+#[derive(Debug)]
+pub(in crate::driver::local) struct RolledBack {
+    pub(in crate::driver::local) record: Record,
+    /// For [`Host::finish`].
+    pub(in crate::driver::local) lock: OwnedFd,
+    pub(in crate::driver::local) made_anew: Option<String>,
+}
+
+/// Why it is not known what changed since a full snapshot, where it is not.
+fn moved_on(
+    record: &Record,
+    spec: &SandboxSpec,
+    data: &ArtifactData,
+    to: &Artifact,
+) -> Option<&'static str> {
+    let files = record.captured.as_ref().or(record.top.as_ref());
+    let reasons = [
+        (!record.is_alive(), "nothing ran in it"),
+        (record.snapshot != Some(to.snapshot), "it did not stand on this snapshot"),
+        (files != Some(&data.layer), "its files did not stand on this snapshot"),
+        (record.base != data.base, "its template may be another"),
+        (record.spec != *spec, "its settings are others"),
+        (!record.spec.workspaces.is_empty(), "it has workspaces, which may have changed"),
+        (record.held || record.paused, "it was paused"),
+    ];
+    let found = reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, why)| why);
+    found.or_else(|| refusal(record))
 }
 
 /// A snapshot that was gone back to in place.
