@@ -1,7 +1,7 @@
 //! Open files of the image, opened once for all processes: by process 1, inside.
 //!
-//! Each gets a number above all that a process of the image has; copies of the process inherit them, so
-//! that what was shared is shared again. Names are looked up in the sandbox's own root.
+//! Each gets one of the plan's [`Numbers`]; copies of the process inherit them, so that what was shared is shared
+//! again. Names are looked up in the sandbox's own root.
 
 use std::{
     collections::HashMap,
@@ -118,7 +118,7 @@ pub(super) fn close_all(numbers: &Numbers) {
     // SAFETY: nobody else in this process uses these numbers: they were found free.
     #[expect(unsafe_code, reason = "a whole range is closed")]
     unsafe {
-        libc::syscall(libc::SYS_close_range, numbers.base, numbers.end - 1, 0)
+        libc::syscall(libc::SYS_close_range, numbers.free, numbers.end - 1, 0)
     };
 }
 

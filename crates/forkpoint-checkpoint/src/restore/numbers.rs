@@ -1,13 +1,29 @@
-//! Which numbers the descriptors have that processes are made with: above all that a process of the image has.
+//! Which numbers the descriptors have that processes are made with.
+//!
+//! A file is opened at the number that it will have, where all who have that number have this file: so as many can be
+//! brought back as there were. All others are above every number that a process of the image has. Below
+//! [`Numbers::free`] is what process 1 has open itself, and meanwhile.
 
-use std::{collections::BTreeMap, fs, io, os::fd::AsRawFd as _};
+use std::{
+    collections::{BTreeMap, HashMap, HashSet},
+    fs, io,
+    os::fd::AsRawFd as _,
+};
 
-use crate::image::{Chain, FileKind, MappingKind, MemoryId, OpenFile, Process, Snapshot};
+use crate::{
+    dump::name,
+    image::{Chain, FileKind, MappingKind, MemoryId, OtherEnd, Process, Snapshot},
+};
 
-/// Where descriptors are until each process has its own: above all that any of them has.
+/// Where descriptors are until each process has its own.
 #[derive(Clone, Debug)]
 pub(crate) struct Numbers {
+    /// From here on there is nothing but these.
+    pub(super) free: i32,
+    /// From here on nothing stays where it is.
     pub(super) base: i32,
+    /// One for each file of the image.
+    files: Vec<i32>,
     /// Mapped files, and whether they are written to.
     pub(super) mapped: BTreeMap<String, (i32, bool)>,
     memories: BTreeMap<MemoryId, i32>,
@@ -17,26 +33,57 @@ pub(crate) struct Numbers {
     pub(super) end: i32,
 }
 
-/// How many descriptors its opener has of a file until all are placed, at most.
-fn kept_open(file: &OpenFile) -> i32 {
-    match file.kind {
-        FileKind::Pair { .. } | FileKind::Connection(_) | FileKind::Fifo { .. } => 1,
-        FileKind::Pipe { .. }
-        | FileKind::Client { .. }
-        | FileKind::Deleted { .. }
-        | FileKind::Path { .. }
-        | FileKind::Memory { .. }
-        | FileKind::Event { .. }
-        | FileKind::Timer { .. }
-        | FileKind::Signal { .. }
-        | FileKind::Poll { .. }
-        | FileKind::Listener(_)
-        | FileKind::Datagram(_)
-        | FileKind::Process { .. }
-        | FileKind::Watch { .. }
-        | FileKind::Master { .. }
-        | FileKind::Terminal { .. } => 0,
+/// How many descriptors the opener has besides those that are placed, at most: of two ends, it has the second
+/// until that is asked for.
+fn kept_open(snapshot: &Snapshot) -> i32 {
+    let (mut pairs, mut connections, mut fifos) = (HashSet::new(), HashSet::new(), HashSet::new());
+    let mut most = 0;
+    for file in &snapshot.files {
+        match &file.kind {
+            FileKind::Pair { socket, peer, .. } => {
+                let is_second = pairs.remove(socket);
+                pairs.extend((!is_second && *peer != 0).then_some(*peer));
+            }
+            FileKind::Connection(end) if end.other_end == OtherEnd::Inside => {
+                let (here, there) = (name(&end.address.0), name(&end.peer.0));
+                let is_second = connections.remove(&(here, there));
+                connections.extend((!is_second).then_some((there, here)));
+            }
+            FileKind::Fifo { pipe, .. } => {
+                fifos.insert(*pipe);
+            }
+            _ => {}
+        }
+        most = most.max(pairs.len() + connections.len() + fifos.len());
     }
+    most as i32
+}
+
+/// Files that can be opened at a number that they will have, and which: at least `free`, and nobody's else.
+fn at_home(snapshot: &Snapshot, free: i32) -> HashMap<usize, i32> {
+    let mut claims: BTreeMap<i32, Option<usize>> = BTreeMap::new();
+    let alive = snapshot.processes.iter().filter_map(Process::alive);
+    for descriptor in alive.flat_map(|alive| &alive.descriptors).filter(|d| d.number >= free) {
+        let claim = claims.entry(descriptor.number).or_insert(Some(descriptor.file));
+        *claim = claim.filter(|file| *file == descriptor.file);
+    }
+    for file in &snapshot.files {
+        // Who watches what has another number by now puts it there for a moment.
+        if let FileKind::Poll { watched, targets, .. } = &file.kind
+            && !targets.is_empty()
+        {
+            for (number, ..) in watched {
+                claims.remove(number);
+            }
+        }
+    }
+    let mut homes = HashMap::new();
+    for (number, file) in claims {
+        if let Some(file) = file {
+            homes.entry(file).or_insert(number);
+        }
+    }
+    homes
 }
 
 impl Numbers {
@@ -53,11 +100,21 @@ impl Numbers {
         let highest = highest.max(polled.map(|(number, ..)| *number).max());
         // Nor may the images' own be overwritten before they are copied.
         let of_images = chain.images().iter().map(|image| image.pages.as_raw_fd()).max();
-        let in_use = highest.max(of_images).max(highest_open());
+        let in_use = of_images.max(highest_open());
         // Room for what this process opens until then, which takes the lowest numbers: what it keeps open of
         // one file must not stand where another is placed.
-        let spare = Self::SPARE + snapshot.files.iter().map(kept_open).sum::<i32>();
-        let base = in_use.map_or(0, |number| number + spare).max(Self::LOWEST);
+        let spare = Self::SPARE + kept_open(snapshot);
+        let free = in_use.map_or(0, |number| number + spare).max(Self::LOWEST);
+        let base = highest.map_or(0, |number| number + 1).max(free);
+        let homes = at_home(snapshot, free);
+        let mut next = base;
+        let mut above = || {
+            next += 1;
+            next - 1
+        };
+        let files = (0..snapshot.files.len())
+            .map(|index| homes.get(&index).copied().unwrap_or_else(&mut above))
+            .collect();
         let mut mapped: BTreeMap<String, (i32, bool)> = BTreeMap::new();
         for alive in alive() {
             mapped.entry(alive.space.exe.clone()).or_default();
@@ -75,7 +132,6 @@ impl Numbers {
                 }
             }
         }
-        let mut next = base + snapshot.files.len() as i32;
         for (number, _) in mapped.values_mut() {
             *number = next;
             next += 1;
@@ -88,11 +144,12 @@ impl Numbers {
         let pages = next;
         let end = pages + chain.images().len() as i32;
         let faults = faults.map(|number| (number, end));
-        Self { base, mapped, memories, pages, faults, end: end + i32::from(faults.is_some()) }
+        let end = end + i32::from(faults.is_some());
+        Self { free, base, files, mapped, memories, pages, faults, end }
     }
 
     pub(super) fn file(&self, index: usize) -> i32 {
-        self.base + index as i32
+        self.files[index]
     }
 
     pub(super) fn mapped(&self, path: &str) -> io::Result<i32> {

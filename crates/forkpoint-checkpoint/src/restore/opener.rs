@@ -9,6 +9,7 @@ use std::{
 use rustix::{
     event::EventfdFlags,
     fs::{FileType, Mode, OFlags, fcntl_setfl, fstat},
+    io::Errno,
     net::{AddressFamily, SocketFlags, SocketType},
     pipe::{PipeFlags, fcntl_setpipe_size, pipe_with},
 };
@@ -174,7 +175,7 @@ impl<'a> Opener<'a> {
             Some(end) => reopen(self.plan.numbers.file(*end), flags)?,
             None => {
                 let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
-                fcntl_setpipe_size(&writer, capacity as usize)?;
+                set_capacity(&writer, capacity)?;
                 self.pipes.insert(pipe, index);
                 let is_writer = flags.contains(OFlags::WRONLY);
                 reopen(if is_writer { writer } else { reader }.as_raw_fd(), flags)?
@@ -183,7 +184,7 @@ impl<'a> Opener<'a> {
         if !content.0.is_empty() {
             // Nobody may write where nobody could read.
             let both = reopen(fd.as_raw_fd(), OFlags::RDWR)?;
-            write_now(&both, &content.0)?;
+            fill_pipe(&both, &content.0)?;
         }
         Ok(fd)
     }
@@ -202,11 +203,11 @@ impl<'a> Opener<'a> {
             if FileType::from_raw_mode(fstat(&both)?.st_mode) != FileType::Fifo {
                 return Err(io::Error::other("it is of another kind than it was"));
             }
-            fcntl_setpipe_size(&both, capacity as usize)?;
+            set_capacity(&both, capacity)?;
             place.insert(both);
         }
         if !content.0.is_empty() {
-            write_now(&self.fifos[&pipe], &content.0)?;
+            fill_pipe(&self.fifos[&pipe], &content.0)?;
         }
         let fd = inside(path, flags | OFlags::NONBLOCK)?;
         fcntl_setfl(&fd, flags & OFlags::NONBLOCK)?;
@@ -268,6 +269,23 @@ fn write_now(fd: &OwnedFd, mut bytes: &[u8]) -> io::Result<()> {
         bytes = &bytes[len..];
     }
     Ok(fcntl_setfl(fd, OFlags::empty())?)
+}
+
+/// A user who has very many pipes gets small ones only: better such a one than none.
+fn set_capacity(pipe: &OwnedFd, capacity: u32) -> io::Result<()> {
+    match fcntl_setpipe_size(pipe, capacity as usize) {
+        Ok(_) | Err(Errno::PERM) => Ok(()),
+        Err(err) => Err(err.into()),
+    }
+}
+
+fn fill_pipe(pipe: &OwnedFd, content: &[u8]) -> io::Result<()> {
+    write_now(pipe, content).map_err(|err| match err.kind() {
+        io::ErrorKind::WouldBlock => {
+            io::Error::other("more was in it than the many pipes of this user may hold now")
+        }
+        _ => err,
+    })
 }
 
 /// The same file, opened once more.

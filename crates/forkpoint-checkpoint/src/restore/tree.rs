@@ -222,9 +222,8 @@ fn dress(plan: &Plan<'_>, alive: &Alive, pid: i32) -> Result<()> {
 }
 
 fn descriptors(plan: &Plan<'_>, all: &[Descriptor]) -> io::Result<()> {
-    let base = plan.numbers.base;
-    // SAFETY: whatever is there belongs to code that this copy never runs again.
-    unsafe { libc::syscall(libc::SYS_close_range, 0, base - 1, 0) };
+    let needed = needed(plan, all);
+    close_but(&needed, plan.numbers.base);
     for Descriptor { file, .. } in all {
         let OpenFile { flags, kind, .. } = &plan.snapshot().files[*file];
         if let FileKind::Process { pid } = kind {
@@ -237,12 +236,9 @@ fn descriptors(plan: &Plan<'_>, all: &[Descriptor]) -> io::Result<()> {
         }
     }
     for Descriptor { number, file, close_on_exec } in all {
-        let flags = if *close_on_exec { libc::O_CLOEXEC } else { 0 };
-        // SAFETY: below `base`, everything was closed just now.
-        if unsafe { libc::dup3(plan.numbers.file(*file), *number, flags) } < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        put(plan.numbers.file(*file), *number, *close_on_exec)?;
     }
+    close_others(&needed, all);
     for Descriptor { number, file, .. } in all {
         if let FileKind::Poll { owner, watched, targets } = &plan.snapshot().files[*file].kind
             && owner == number
@@ -252,6 +248,62 @@ fn descriptors(plan: &Plan<'_>, all: &[Descriptor]) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Where files are that are opened at a number of theirs, of those that this process needs; in order.
+fn needed(plan: &Plan<'_>, all: &[Descriptor]) -> Vec<RawFd> {
+    let files = all.iter().flat_map(|Descriptor { file, .. }| {
+        let targets = match &plan.snapshot().files[*file].kind {
+            FileKind::Poll { targets, .. } => targets.as_slice(),
+            _ => &[],
+        };
+        targets.iter().chain([file])
+    });
+    let numbers = files.map(|file| plan.numbers.file(*file));
+    let mut needed: Vec<RawFd> = numbers.filter(|number| *number < plan.numbers.base).collect();
+    needed.sort_unstable();
+    needed.dedup();
+    needed
+}
+
+/// Closes all below `end` but some, which are in order.
+fn close_but(some: &[RawFd], end: RawFd) {
+    let mut first = 0;
+    for next in some.iter().copied().chain([end]) {
+        if first < next {
+            // SAFETY: whatever is there belongs to code that this copy never runs again.
+            unsafe { libc::syscall(libc::SYS_close_range, first, next - 1, 0) };
+        }
+        first = next + 1;
+    }
+}
+
+/// Those of others' numbers, when the process has its own.
+fn close_others(needed: &[RawFd], all: &[Descriptor]) {
+    if needed.is_empty() {
+        return;
+    }
+    let own: BTreeSet<RawFd> = all.iter().map(|descriptor| descriptor.number).collect();
+    for number in needed.iter().filter(|number| !own.contains(number)) {
+        // SAFETY: it is a number of the plan, and this process has copied what it needs.
+        unsafe { libc::close(*number) };
+    }
+}
+
+/// What is there already is what it should be: of two who want a number, neither is.
+fn put(from: RawFd, number: RawFd, close_on_exec: bool) -> io::Result<()> {
+    let (copied, set) = match close_on_exec {
+        true => (libc::O_CLOEXEC, libc::FD_CLOEXEC),
+        false => (0, 0),
+    };
+    // SAFETY: both are numbers of the image or the plan, and what this process had itself was closed.
+    let result = unsafe {
+        match from == number {
+            true => libc::fcntl(number, libc::F_SETFD, set),
+            false => libc::dup3(from, number, copied),
+        }
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// It is our child, or a child's.
@@ -271,10 +323,10 @@ fn open_process(pid: i32, flags: i32, number: RawFd) -> io::Result<()> {
 type Watched = (i32, u32, u64);
 
 /// What a poll watches it knows by file and number, also where the number is another's by now: each is
-/// there for a moment.
+/// there for a moment, and nothing else is yet.
 fn watch(plan: &Plan<'_>, number: RawFd, all: &[Watched], targets: &[usize]) -> io::Result<()> {
     for (watched, target) in all.iter().zip(targets) {
-        // SAFETY: below `base`, everything was closed just now.
+        // SAFETY: nothing is there: no file is opened at such a number.
         if unsafe { libc::dup3(plan.numbers.file(*target), watched.0, libc::O_CLOEXEC) } < 0 {
             return Err(io::Error::last_os_error());
         }

@@ -70,24 +70,77 @@ ready.wait()
     place.grows("count", before + 2);
 }
 
-/// All of them, twice: that is within the usual limit of 20,000.
-#[test]
-fn thousands_of_descriptors_come_back() {
-    answers(
-        "
+/// Ten thousand of all kinds.
+pub(crate) const DESCRIPTORS: &str = "
 import resource
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]; resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-files = [os.open('/mnt/program.py', os.O_RDONLY) for _ in range(4500)]
-pipes = [os.pipe() for _ in range(2000)]
-for index, file in enumerate(files): os.lseek(file, index, 0)
+os.mkdir('/mnt/many')
+files = [os.open(f'/mnt/many/{index}', os.O_RDWR | os.O_CREAT) for index in range(5000)]
+pipes = [os.pipe() for _ in range(1500)]
+pairs = [socket.socketpair() for _ in range(650)]
+events = [os.eventfd(index + 1) for index in range(400)]
+names = [socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(100)]
+for index, name in enumerate(names): name.bind(f'\\0name {index}')
+copies = [os.dup(file) for file in files[:300]]
+for index, file in enumerate(files): os.write(file, str(index).encode()); os.lseek(file, 1, 0); os.set_inheritable(file, index % 3 == 0)
 for index, (_, writer) in enumerate(pipes): os.write(writer, str(index).encode())
+for index, (_, writer) in enumerate(pairs): writer.send(str(index).encode())
 poll = select.epoll()
 for reader, _ in pipes: poll.register(reader, select.EPOLLIN)
+";
+
+#[test]
+fn ten_thousand_descriptors_come_back() {
+    let told = "
+assert len(os.listdir('/proc/self/fd')) > 10000
 def told():
-    yield all(os.lseek(file, 0, 1) == index for index, file in enumerate(files))
+    yield all(os.pread(file, 10, 0) == str(index).encode() and os.lseek(file, 0, 1) == 1 for index, file in enumerate(files))
+    yield all(os.get_inheritable(file) == (index % 3 == 0) for index, file in enumerate(files))
+    os.lseek(copies[7], 5, 0)
+    yield os.lseek(files[7], 0, 1), os.lseek(files[8], 0, 1)
     yield len(poll.poll(1, 5000)), all(os.read(reader, 10) == str(index).encode() for index, (reader, _) in enumerate(pipes))
+    yield all(reader.recv(10) == str(index).encode() for index, (reader, _) in enumerate(pairs))
+    yield all(os.eventfd_read(event) == index + 1 for index, event in enumerate(events))
+    yield all(name.getsockname() == f'\\0name {index}'.encode() for index, name in enumerate(names))
+    yield len(os.listdir('/proc/self/fd')) - 3 - len(files + events + names + copies) - 2 * len(pipes + pairs)
+";
+    answers(
+        &format!("{DESCRIPTORS}{told}"),
+        "True\nTrue\n(5, 1)\n(1500, True)\nTrue\nTrue\nTrue\n3",
+    );
+}
+
+/// A file at a number of its own, at the same of two processes, at others of each, and at a number that is
+/// another's in another process.
+#[test]
+fn files_that_have_many_numbers_have_them_again() {
+    answers(
+        "
+files = [os.open(f'/mnt/{index}', os.O_RDWR | os.O_CREAT) for index in range(20)]
+for index, file in enumerate(files): os.write(file, str(index).encode())
+asked, asks = os.pipe(); heard, says = os.pipe()
+def place(*numbers):
+    for number, file in numbers: os.dup2(files[file], number, inheritable=number % 2 == 0)
+place((300, 0), (301, 1), (302, 1), (400, 2), (500, 3))
+def all_told():
+    numbers = (300, 301, 302, 303, 304, 400, 401, 500, 600)
+    def at(number):
+        try: return (os.pread(number, 10, 0).decode(), os.get_inheritable(number))
+        except OSError: return None
+    return str([at(number) for number in numbers])
+if os.fork() == 0:
+    os.close(302)
+    # Another file, the same at another number, two that change places, and one of its own.
+    place((300, 4), (401, 0), (303, 2), (304, 5), (400, 3), (500, 2), (600, 6))
+    while True:
+        os.read(asked, 1); os.write(says, all_told().encode())
+def told():
+    yield all_told()
+    os.write(asks, b'?')
+    yield os.read(heard, 10000).decode()
 ",
-        "True\n(2000, True)",
+        "[('0', True), ('1', False), ('1', True), None, None, ('2', True), None, ('3', True), None]\n\
+         [('4', True), ('1', False), None, ('2', False), ('5', True), ('3', True), ('0', False), ('2', True), ('6', True)]",
     );
 }
 

@@ -49,9 +49,11 @@ async fn ask(sandbox: &dyn Sandbox) -> (u64, String) {
 /// Rolls back, and answers whether in place.
 async fn back(scene: &Scene, sandbox: &dyn Sandbox, to: &Artifact) -> bool {
     let before = scene.init(sandbox.id());
-    scene.driver.rollback(sandbox.id(), &spec(), to).await.unwrap();
+    let back = scene.driver.rollback(sandbox.id(), &spec(), to).await.unwrap();
     scene.note(sandbox.id());
-    scene.init(sandbox.id()) == before
+    let is_in_place = scene.init(sandbox.id()) == before;
+    assert_eq!(back.made_anew().is_none(), is_in_place, "{:?}", back.made_anew());
+    is_in_place
 }
 
 /// What differs between a snapshot and the sandbox as it is.
@@ -233,5 +235,72 @@ fn what_is_deleted_is_let_go_of() {
             scene.driver.discard(&piece.name).await.unwrap();
         }
         assert_eq!(open(), 0);
+    });
+}
+
+/// Ten thousand files, pipes, sockets and counters; when it is asked, it tells what it finds, and changes all of it.
+const MANY: &str = "
+import itertools, os, resource, socket, time
+if os.fork(): os._exit(0)
+for fd in (0, 1, 2): os.dup2(os.open('/dev/null', os.O_RDWR), fd)
+os.setsid()
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]; resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+def some():
+    for directory, _, names in os.walk('/usr'):
+        for path in (os.path.join(directory, name) for name in names):
+            if os.path.isfile(path) and not os.path.islink(path): yield path
+files = [(os.open(path, os.O_RDONLY), path) for path in itertools.islice(some(), 6000)]
+pipes = [os.pipe() for _ in range(1000)]
+pairs = [socket.socketpair() for _ in range(800)]
+events = [os.eventfd(index + 1) for index in range(500)]
+for index, (file, _) in enumerate(files): os.lseek(file, index, 0)
+for index, (_, writer) in enumerate(pipes): os.write(writer, b'%05d' % index)
+assert len(os.listdir('/proc/self/fd')) > 10000
+open('/tmp/ready', 'w').close()
+def told():
+    yield all(os.lseek(file, 0, 1) == index and os.readlink(f'/proc/self/fd/{file}') == path for index, (file, path) in enumerate(files))
+    yield all(os.read(reader, 9) == b'%05d' % index for index, (reader, _) in enumerate(pipes))
+    yield all(os.eventfd_read(event) == index + 1 for index, event in enumerate(events))
+    for one, other in pairs: one.send(b'hello')
+    yield all(other.recv(9) == b'hello' for _, other in pairs)
+    yield len(os.listdir('/proc/self/fd'))
+asked = 0
+while True:
+    if os.path.exists('/tmp/ask'):
+        asked += 1
+        text = ' '.join(map(str, told()))
+        for file, _ in files: os.lseek(file, 1, 0)
+        for _, writer in pipes: os.write(writer, b'other')
+        for event in events: os.eventfd_write(event, 9999)
+        more = open('/root/more', 'w')
+        os.remove('/tmp/ask')
+        with open('/tmp/told.new', 'w') as file: file.write(f'{asked} {text}')
+        os.rename('/tmp/told.new', '/tmp/told')
+    time.sleep(0.001)
+";
+
+#[test]
+fn ten_thousand_descriptors_go_back_in_place_and_into_copies() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = scene.create().await;
+        python(&*sandbox, MANY).await;
+        sh(&*sandbox, "until [ -e /tmp/ready ]; do sleep 0.01; done").await;
+        let artifact = seal_full(&*sandbox).await;
+        let first = ask(&*sandbox).await;
+        assert!(first.0 == 1 && first.1.starts_with("True True True True "), "{first:?}");
+        assert!(ask(&*sandbox).await.1.starts_with("False False False "), "it changed them");
+        for round in 0..2 {
+            assert!(back(&scene, &*sandbox, &artifact).await, "round {round}: in place");
+            assert_eq!(ask(&*sandbox).await, first, "round {round}");
+        }
+        for _ in 0..2 {
+            let copy = scene.restore(&artifact).await;
+            assert_eq!(ask(&*copy).await, first);
+        }
+        // Made anew, since it stands on another.
+        seal_full(&*sandbox).await;
+        assert!(!back(&scene, &*sandbox, &artifact).await);
+        assert_eq!(ask(&*sandbox).await, first);
     });
 }
