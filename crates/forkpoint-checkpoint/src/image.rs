@@ -10,6 +10,7 @@
 mod chain;
 mod check;
 mod file;
+mod merge;
 mod model;
 mod mount;
 mod open;

@@ -16,6 +16,7 @@ use forkpoint_testkit::conformance::driver::DriverFixture;
 use futures::future::BoxFuture;
 use tempfile::TempDir;
 
+mod chains;
 mod faults;
 mod files;
 mod full;

@@ -107,8 +107,24 @@ pub(crate) fn write(
     blocks: &[Vec<u8>],
     sync: bool,
 ) -> Result<ImageId, ImageError> {
+    write_with(path, parent, snapshot, sync, |file, _| {
+        write_blocks(file, blocks)?;
+        let mut sums = Sums::default();
+        blocks.iter().for_each(|block| sums.add(block));
+        Ok(sums)
+    })
+}
+
+/// `fill` writes the pages, and is told where they are until all is complete.
+pub(super) fn write_with(
+    path: &Path,
+    parent: Option<ImageId>,
+    snapshot: &Snapshot,
+    sync: bool,
+    fill: impl FnOnce(&mut File, &Path) -> io::Result<Sums>,
+) -> Result<ImageId, ImageError> {
     let staged = staged(path);
-    let result = write_staged(&staged, path, parent, snapshot, blocks, sync);
+    let result = write_staged(&staged, path, parent, snapshot, sync, fill);
     if result.is_err() {
         // What could not be made must not stay half made; that it cannot go either is no second error.
         let _ = fs::remove_dir_all(&staged);
@@ -127,8 +143,8 @@ fn write_staged(
     path: &Path,
     parent: Option<ImageId>,
     snapshot: &Snapshot,
-    blocks: &[Vec<u8>],
     sync: bool,
+    fill: impl FnOnce(&mut File, &Path) -> io::Result<Sums>,
 ) -> Result<ImageId, ImageError> {
     let failed = |doing: &'static str, path: &Path| {
         let path = path.to_owned();
@@ -137,11 +153,11 @@ fn write_staged(
     fs::create_dir(staged).map_err(failed("create", staged))?;
     let pages_path = staged.join(PAGES);
     let mut pages = private(&pages_path).map_err(failed("create", &pages_path))?;
-    write_blocks(&mut pages, blocks).map_err(failed("write", &pages_path))?;
+    let sums = fill(&mut pages, staged).map_err(failed("write", &pages_path))?;
     let header = Header {
         parent: parent.map(|id| id.to_string()),
-        pages_len_bytes: blocks.iter().map(|block| block.len() as u64).sum(),
-        sums: sums(blocks),
+        pages_len_bytes: sums.len_bytes,
+        sums: sums.finish(),
         snapshot: snapshot.clone(),
     };
     let header_path = staged.join(HEADER);
@@ -202,26 +218,41 @@ fn write_blocks(file: &mut File, blocks: &[Vec<u8>]) -> io::Result<()> {
     Ok(())
 }
 
-/// Chunks lie across blocks.
-fn sums(blocks: &[Vec<u8>]) -> Vec<String> {
-    let mut sums = Vec::new();
-    let (mut hasher, mut filled) = (blake3::Hasher::new(), 0);
-    for mut block in blocks.iter().map(Vec::as_slice) {
-        while !block.is_empty() {
-            let (now, later) = block.split_at(block.len().min(CHUNK - filled));
-            hasher.update(now);
-            filled += now.len();
-            block = later;
-            if filled == CHUNK {
-                sums.push(hasher.finalize().to_hex().to_string());
-                (hasher, filled) = (blake3::Hasher::new(), 0);
+/// Checksums of pages, which come in any portions.
+#[derive(Debug, Default)]
+pub(super) struct Sums {
+    done: Vec<String>,
+    hasher: blake3::Hasher,
+    filled: usize,
+    len_bytes: u64,
+}
+
+impl Sums {
+    pub(super) fn add(&mut self, mut bytes: &[u8]) {
+        self.len_bytes += bytes.len() as u64;
+        while !bytes.is_empty() {
+            let (now, later) = bytes.split_at(bytes.len().min(CHUNK - self.filled));
+            self.hasher.update(now);
+            self.filled += now.len();
+            bytes = later;
+            if self.filled == CHUNK {
+                self.end_chunk();
             }
         }
     }
-    if filled > 0 {
-        sums.push(hasher.finalize().to_hex().to_string());
+
+    fn end_chunk(&mut self) {
+        self.done.push(self.hasher.finalize().to_hex().to_string());
+        self.hasher.reset();
+        self.filled = 0;
     }
-    sums
+
+    fn finish(mut self) -> Vec<String> {
+        if self.filled > 0 {
+            self.end_chunk();
+        }
+        self.done
+    }
 }
 
 impl Image {

@@ -1,6 +1,6 @@
 //! Captures of what changed since the last one.
 
-use forkpoint_checkpoint::{CaptureSpec, Tracker, Tree, bare::Bare};
+use forkpoint_checkpoint::{CaptureSpec, Chain, Tracker, Tree, bare::Bare, image::Image};
 
 use crate::place::{Place, until};
 
@@ -69,6 +69,57 @@ fn only_what_was_written_is_captured_again() {
         }
         assert!(answer.ends_with('.'));
         drop(copy);
+    }
+}
+
+#[test]
+fn images_that_were_merged_hold_what_they_held_and_are_built_upon() {
+    let mut place = Place::new();
+    let sandbox = place.python(HEAP);
+    ask(&place, 1);
+    let mut tracker = Tracker::new();
+    capture(&mut place, &mut tracker, &sandbox);
+    for number in 2..5 {
+        ask(&place, number);
+        capture(&mut place, &mut tracker, &sandbox);
+    }
+    let all = place.images.clone();
+    let chain = Chain::open(all.clone()).unwrap();
+    let [whole, part] = [0, 1].map(|from| {
+        let path = all[0].with_file_name(format!("merged-{from}"));
+        let id = chain.merge(from, &path).unwrap();
+        assert_eq!(Image::open(&path).unwrap().id, id);
+        assert!(chain.merge(from, &path).is_err(), "it is there already");
+        path
+    });
+    let len = |path: &std::path::PathBuf| Image::open(path).unwrap().pages_len_bytes;
+    assert!(len(&whole) > 30 << 20 && len(&whole) < len(&all[0]) + (1 << 20), "no page twice");
+    assert!(len(&part) >= 100 * 4096 && len(&part) < all[1..].iter().map(len).sum());
+    let left = std::fs::read_dir(all[0].parent().unwrap()).unwrap().flatten();
+    let left = left.map(|entry| entry.file_name().into_string().unwrap());
+    assert!(!left.into_iter().any(|name| name.contains(".new-")));
+
+    // What comes next lies over one of them, and holds what was written since the last.
+    tracker = Tracker::from_handles(&Image::open(&part).unwrap(), tracker.into_handles());
+    let five = ask(&place, 5);
+    place.images = vec![all[0].clone(), part.clone()];
+    let more = capture(&mut place, &mut tracker, &sandbox);
+    assert!((100 * 4096..4 << 20).contains(&more), "{more} bytes");
+    let six = ask(&place, 6);
+    drop(sandbox);
+    let next = place.images.clone();
+    assert_eq!(next.len(), 3);
+    for (images, number, answer) in [
+        (vec![whole], 5, &five),
+        (vec![all[0].clone(), part], 5, &five),
+        (all, 5, &five),
+        (next, 6, &six),
+    ] {
+        place.images = images;
+        place.put("answer", "");
+        place.put("want", "0");
+        let _copy = place.try_restore().unwrap();
+        assert_eq!(&ask(&place, number), answer);
     }
 }
 

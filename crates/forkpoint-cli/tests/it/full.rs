@@ -117,3 +117,44 @@ fn why_processes_did_not_go_back_in_place_is_told_to_who_asks() {
     assert_eq!(files.json()["made_anew"], json!(null), "files are always");
     assert!(!files.stderr.contains("anew"), "{files:?}");
 }
+
+/// Each command is a process of its own, and what is merged is merged by one that outlives it.
+#[test]
+fn a_long_row_stays_short_and_old_ones_give_their_room_back() {
+    const HEAP: &str = "python3 -c \"
+import os, time
+heap = bytearray(os.urandom(1 << 20)) * 24
+open('/tmp/ready', 'w').close()
+while True:
+    heap[:] = heap; time.sleep(1000)\" > /dev/null 2>&1 < /dev/null &";
+    let home = Home::with_web();
+    home.sh("web", HEAP);
+    assert!(until(|| home.run(["exec", "web", "--", "test", "-e", "/tmp/ready"]).code == Some(0)));
+    let place = home.path().join("data/local");
+    let count = |name: &str| std::fs::read_dir(place.join(name)).map_or(0, Iterator::count);
+    for number in 1..=18 {
+        home.ok(["snapshot", "web", "--full", "--no-sync", "--name", &format!("s{number}")]);
+        if number == 16 {
+            let is_whole = || {
+                let names = std::fs::read_dir(place.join("merged")).into_iter().flatten().flatten();
+                let names: Vec<_> = names.map(|entry| entry.file_name()).collect();
+                names.len() == 1 && !names[0].to_string_lossy().contains(".new-")
+            };
+            assert!(until(is_whole), "it is merged");
+        }
+    }
+    assert_eq!((count("memory"), count("merged")), (19, 0), "the 17th has what was merged");
+    for number in 1..=16 {
+        home.ok(["delete", &format!("s{number}")]);
+    }
+    assert!(until(|| count("memory") == 4), "the first, what was merged, and two");
+    for name in ["s17", "s18"] {
+        home.ok(["restore", name, "--name", &format!("copy-{name}")]);
+        assert_eq!(home.sh(&format!("copy-{name}"), "pgrep -x python3 | wc -l").trim(), "1");
+    }
+    home.ok(["rm", "web", "copy-s17", "copy-s18"]);
+    for name in ["s17", "s18"] {
+        home.ok(["delete", name]);
+    }
+    assert!(until(|| count("memory") == 0));
+}

@@ -292,6 +292,7 @@ impl Host {
         let pins = self.forgotten_pins(id);
         self.store.throw_away_later(place.directory()).map_err(layer_error("remove a sandbox"))?;
         self.discard_layers(&pins);
+        self.forget_merged_of(id);
         if let Some(record) = record {
             let doomed = record.doomed.map(|doomed| doomed.own).unwrap_or_default();
             self.discard_layers(record.own.iter().chain(&doomed));
@@ -347,6 +348,7 @@ impl Host {
                     let _ = kill(doomed.init.as_ref(), doomed.cgroup.as_ref());
                     self.sweep_later(held);
                 }
+                self.forget_merged_of(id);
                 Ok(RolledBack { record, lock, made_anew })
             }
             (Ok(_), _) => Err(DriverError::SandboxMissing { driver: DRIVER, id }),
@@ -386,6 +388,7 @@ impl Host {
         record.stopped = true;
         (record.paused, record.held) = (false, false);
         (record.init, record.cgroup) = (None, None);
+        self.forget_merged_of(id);
         self.write(&record)
     }
 

@@ -34,6 +34,7 @@ use super::{
 use crate::layer::LayerName;
 
 pub(super) mod back;
+pub(super) mod merge;
 mod since;
 
 const PIECE: &str = "memory-";
@@ -45,7 +46,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct KeptMemory {
     pub(super) image: SnapshotId,
-    /// Of several that came together from elsewhere, all but the newest have one.
+    /// Of several that came together from elsewhere, all but the newest have one; and what earlier ones were merged into.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) number: Option<u32>,
     pub(super) bytes: u64,
@@ -170,8 +171,15 @@ impl Host {
             (None, Ok(_)) => return Err(failed("seal the files")("nobody did")),
         };
         let image = self.write_image(&captured, snapshot)?;
+        let merged = since.merged.take().filter(|_| captured.parent().is_some());
         if captured.parent().is_none() {
             since.below.clear();
+        }
+        if let Some(merged) = merged {
+            let taken = self.take_over(&merged, snapshot);
+            // An image over what is not there is none.
+            let taken = taken.inspect_err(|_| drop(self.forget_image(snapshot)))?;
+            since.below.push(taken);
         }
         let bytes = captured.pages_len_bytes();
         since.below.push(KeptMemory { image: snapshot, number: None, bytes });
@@ -180,8 +188,10 @@ impl Host {
             serde_json::to_value(&since.below).map_err(failed("describe a snapshot"))?;
         artifact.data["paused_us"] =
             u64::try_from(captured.pause.as_micros()).unwrap_or(u64::MAX).into();
+        let memory = since.below.clone();
         // If it is lost, the next one reads all of the memory.
         let _ = self.keep_tracking(&record, since, snapshot, image);
+        self.shorten_memory(&record, snapshot, &memory);
         Ok((artifact, is_long))
     }
 
@@ -201,6 +211,7 @@ impl Host {
     }
 
     pub(super) fn discard_image(&self, kept: &KeptMemory) -> DriverResult<()> {
+        self.forget_merged(|snapshot, _| snapshot == kept.image.to_string());
         let path = self.image_place(kept);
         if !path.exists() {
             return Ok(());

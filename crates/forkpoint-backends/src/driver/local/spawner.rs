@@ -24,6 +24,7 @@ use super::{
         self, Isolation, LaunchSpec,
         blank::{self, BlankSpec},
     },
+    memory::merge::MergeWork,
     sys,
     wire::{self, Doing as _, Failure},
 };
@@ -57,6 +58,8 @@ pub(super) enum Order {
     Layers { store: PathBuf, work: Box<LayerWork> },
     /// With what is to be let go of when nobody needs the processor. Nobody waits for this.
     Sweep { store: PathBuf, cgroups: Vec<Cgroup> },
+    /// Nobody waits for this.
+    Merge(MergeWork),
 }
 
 /// What is known of work before it is told.
@@ -137,6 +140,11 @@ pub(super) fn serve() -> ! {
                 let prepared = shared.prepare(spec.shape.isolation, &spec.shape.images);
                 in_a_copy(|| blank::keep(&spec, prepared, &shared, fds));
             }
+            Order::Merge(work) => in_a_copy(|| {
+                let _ = rustix::process::nice(19);
+                // If it fails, a chain stays as long as it is.
+                let _ = work.run();
+            }),
             Order::Layers { store, work } => in_a_copy(|| {
                 answer(fds, |fds| Ok((switch::on_layers(&store, &work, fds)?, ())));
             }),

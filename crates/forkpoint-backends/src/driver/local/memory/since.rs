@@ -24,8 +24,8 @@ use crate::driver::local::{
     wire::FDS_MAX,
 };
 
-/// A restore looks into each image, so longer chains begin anew.
-const IMAGES_MAX: usize = 16;
+/// Chains that could not be made shorter begin anew.
+const IMAGES_MAX: usize = 64;
 
 /// Up to so much memory, all of it is kept each time: that takes no longer than to find out what was written, and a
 /// restore has one image to look into. Above, the first snapshot copies while the processes run, and once more
@@ -39,6 +39,8 @@ pub(super) struct Since {
     tracker: Option<Tracker>,
     /// The lowest first.
     pub(super) below: Vec<KeptMemory>,
+    /// What it lies over above these, if nobody's snapshot has that yet.
+    pub(super) merged: Option<Image>,
 }
 
 /// What init is told of the descriptors that it holds.
@@ -61,7 +63,7 @@ impl Since {
         let Some(tracker) = &mut self.tracker else {
             return checkpoint::capture(tree, spec, moment);
         };
-        if self.below.is_empty() {
+        if self.below.is_empty() && self.merged.is_none() {
             tracker.prepare(tree, spec)?;
         }
         tracker.capture(tree, spec, moment)
@@ -93,18 +95,22 @@ impl Host {
         if memory.is_some_and(|bytes| bytes <= SMALL) {
             return Since::default();
         }
-        let (tracker, below) = found.unwrap_or_default();
-        Since { tracker: Some(tracker), below }
+        found.unwrap_or_else(|| Since { tracker: Some(Tracker::new()), ..Since::default() })
     }
 
-    fn take_tracker(&self, record: &Record) -> io::Result<Option<(Tracker, Vec<KeptMemory>)>> {
+    fn take_tracker(&self, record: &Record) -> io::Result<Option<Since>> {
         let Some((note, handles)) = self.take_handles(record)? else { return Ok(None) };
+        if let Some((image, below)) = self.find_merged(record, note.snapshot, &note.below) {
+            let tracker = Some(Tracker::from_handles(&image, handles));
+            return Ok(Some(Since { tracker, below, merged: Some(image) }));
+        }
         if note.below.len() >= IMAGES_MAX {
             return Ok(None);
         }
         let image = Image::open(self.image(note.snapshot)).map_err(io::Error::other)?;
         let is_it = image.id.to_string() == note.image;
-        Ok(is_it.then(|| (Tracker::from_handles(&image, handles), note.below)))
+        let tracker = Some(Tracker::from_handles(&image, handles));
+        Ok(is_it.then_some(Since { tracker, below: note.below, merged: None }))
     }
 
     /// What is known since the snapshot that the sandbox stands on, whose newest image this is. Where nothing is, all of
@@ -115,7 +121,7 @@ impl Host {
             && note.image == image.id.to_string()
         {
             let tracker = Some(Tracker::from_handles(image, handles));
-            return Some(Since { tracker, below: note.below });
+            return Some(Since { tracker, below: note.below, merged: None });
         }
         let alive = image.snapshot.processes.iter().filter_map(Process::alive);
         let pages = alive.flat_map(|alive| &alive.mappings).flat_map(|mapping| &mapping.pages);
