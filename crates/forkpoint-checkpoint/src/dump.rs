@@ -49,7 +49,7 @@ use self::{
     memory::Pages,
     proc::{Stat, Status},
     questions::Questions,
-    task::Common,
+    task::{Common, Depth},
 };
 pub(crate) use self::{machine::this_machine, task::Draft, tcp::name};
 
@@ -186,7 +186,7 @@ pub(crate) struct Looked {
 /// All that can be seen from outside, of every process.
 pub(crate) fn look_at_all(tree: &Tree, spec: &CaptureSpec, frozen: &mut Frozen) -> Result<Looked> {
     let mut findings = Findings::default();
-    let (drafts, names) = drafts(tree, spec, frozen, &mut findings)?;
+    let (drafts, names) = drafts(tree, spec, frozen, Depth::Outline, &mut findings)?;
     let inside = inside(frozen, &drafts);
     let (drafts, files) = open_files(tree, spec, frozen, drafts, inside, &names, &mut findings)?;
     findings.verdict()?;
@@ -197,9 +197,11 @@ fn drafts(
     tree: &Tree,
     spec: &CaptureSpec,
     frozen: &mut Frozen,
+    depth: Depth,
     findings: &mut Findings,
 ) -> Result<(Vec<Draft>, Names)> {
-    let common = Common::of(tree.init, spec.mounts).doing("read the namespaces", tree.init)?;
+    let common = Common::of(tree.init, spec.mounts, depth);
+    let common = common.doing("read the namespaces", tree.init)?;
     let mut drafts = Vec::with_capacity(frozen.processes.len());
     for held in &mut frozen.processes {
         match task::look(held, &common, findings) {
@@ -252,7 +254,7 @@ fn read(
     mut tracker: Option<&mut Tracker>,
 ) -> Result<Captured> {
     let mut findings = Findings::default();
-    let (mut drafts, names) = drafts(tree, spec, frozen, &mut findings)?;
+    let (mut drafts, names) = drafts(tree, spec, frozen, Depth::Whole, &mut findings)?;
     let inside = inside(frozen, &drafts);
     check_sharing(tree, frozen, &drafts, &mut findings)?;
     for (held, draft) in frozen.processes.iter().zip(&mut drafts) {
@@ -352,7 +354,8 @@ fn ask(
     let mut asked = Vec::new();
     for (held, draft) in frozen.processes.iter_mut().zip(&*drafts) {
         let reins = draft.reins.clone().ok_or(Error::Ended { pid: held.pid })?;
-        let uffd = tracker.as_deref_mut().is_some_and(|tracker| tracker.wants(held.pid));
+        let is_known = |tracker: &Tracker| tracker.tracked(held.pid, draft.started).is_some();
+        let uffd = tracker.as_deref().is_some_and(|tracker| !is_known(tracker));
         let all = open_and_start(held, draft, reins, uffd);
         asked.push(all.doing("lead the steps", held.pid)?);
     }
@@ -427,7 +430,7 @@ fn dead(frozen: &Frozen, inside: &HashMap<i32, i32>) -> Result<Vec<Process>> {
     let mut all = Vec::new();
     for (pid, parent) in &frozen.dead {
         let stat = match Stat::of(*pid) {
-            Ok(stat) if stat.state() == "Z" => stat,
+            Ok(stat) if stat.state() == 'Z' => stat,
             // It ended between two looks; who waits for it is told by its parent's next look.
             _ => return Err(Error::Ended { pid: *pid }),
         };

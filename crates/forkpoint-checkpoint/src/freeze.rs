@@ -57,35 +57,50 @@ impl Tree {
     /// Process 1 and everybody below it, parents before their children. May be out of date unless all of
     /// them stand.
     pub(crate) fn processes(&self) -> Vec<i32> {
-        let mut all = vec![self.init];
+        self.members().iter().map(|member| member.pid).collect()
+    }
+
+    fn members(&self) -> Vec<Member> {
+        let member = |pid, parent| Member { pid, parent, tasks: tasks(pid) };
+        let mut all = vec![member(self.init, 0)];
         let mut next = 0;
         while next < all.len() && all.len() < TASKS_MAX {
-            let more = children(all[next]);
-            all.extend(more);
+            let pid = all[next].pid;
+            let more = children(&all[next]);
+            all.extend(more.into_iter().map(|child| member(child, pid)));
             next += 1;
         }
         all
     }
 
     /// Whether a process that stands is no part of it.
-    fn is_bystander(&self, pid: i32) -> bool {
-        pid == self.init || (!self.copies && is_same_program(pid, self.init))
+    fn is_bystander(&self, pid: i32, program_of_init: Option<Program>) -> bool {
+        let is_copy = || program_of_init.is_some() && program(pid) == program_of_init;
+        pid == self.init || (!self.copies && is_copy())
     }
 }
 
-fn is_same_program(pid: i32, other: i32) -> bool {
-    let program = |pid: i32| {
-        let stat = rustix::fs::stat(format!("/proc/{pid}/exe")).ok()?;
-        Some((stat.st_dev, stat.st_ino))
-    };
-    program(pid).is_some_and(|program_of| Some(program_of) == program(other))
+/// Device and inode.
+type Program = (u64, u64);
+
+fn program(pid: i32) -> Option<Program> {
+    let stat = rustix::fs::stat(format!("/proc/{pid}/exe")).ok()?;
+    Some((stat.st_dev, stat.st_ino))
 }
 
-/// Of all threads. A process that is gone has none.
-fn children(pid: i32) -> Vec<i32> {
+/// A process as it is listed. One that is gone has no tasks.
+#[derive(Debug)]
+struct Member {
+    pid: i32,
+    parent: i32,
+    tasks: Vec<i32>,
+}
+
+/// Of all threads.
+fn children(of: &Member) -> Vec<i32> {
     let mut all = Vec::new();
-    for tid in tasks(pid) {
-        let list = sys::read_text(format!("/proc/{pid}/task/{tid}/children"));
+    for tid in &of.tasks {
+        let list = sys::read_text(format!("/proc/{}/task/{tid}/children", of.pid));
         all.extend(
             list.unwrap_or_default().split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()),
         );
@@ -170,8 +185,9 @@ fn attempt(
 ) -> Result<Attempt> {
     let mut frozen = Frozen::default();
     let mut known: HashMap<i32, usize> = HashMap::new();
-    loop {
-        let new = match seize_new(tree, options, &mut frozen, &mut known, attached)? {
+    let members = loop {
+        let members = tree.members();
+        let new = match seize_new(&members, options, &mut frozen, &mut known, attached)? {
             Seized::New(new) => new,
             Seized::Waits(tid) => {
                 drop(frozen);
@@ -179,7 +195,7 @@ fn attempt(
             }
         };
         if new.is_empty() {
-            break;
+            break members;
         }
         for (pid, tid) in new {
             let limit = Deadline::after(ATTEMPT).earlier(deadline);
@@ -204,12 +220,13 @@ fn attempt(
             drop(frozen);
             return Ok(Attempt::Again(pid));
         }
-    }
+    };
     frozen.processes.retain(|process| !process.tasks.is_empty());
     let all = std::mem::take(&mut frozen.processes);
+    let own = program(tree.init);
     (frozen.bystanders, frozen.processes) =
-        all.into_iter().partition(|process| tree.is_bystander(process.pid));
-    frozen.dead = dead(&frozen);
+        all.into_iter().partition(|process| tree.is_bystander(process.pid, own));
+    frozen.dead = dead(&frozen, &members);
     Ok(Attempt::Stands(frozen))
 }
 
@@ -229,15 +246,15 @@ enum Seized {
 
 /// Tasks that were not seized before, now are.
 fn seize_new(
-    tree: &Tree,
+    members: &[Member],
     options: u64,
     frozen: &mut Frozen,
     known: &mut HashMap<i32, usize>,
     attached: &mut HashSet<i32>,
 ) -> Result<Seized> {
     let mut new = Vec::new();
-    for pid in tree.processes() {
-        for tid in tasks(pid) {
+    for Member { pid, tasks, .. } in members {
+        for (pid, tid) in tasks.iter().map(|tid| (*pid, *tid)) {
             let stands =
                 |index: &usize| frozen.processes[*index].tasks.iter().any(|t| t.tid == tid);
             if known.get(&pid).is_some_and(stands) {
@@ -351,11 +368,11 @@ fn let_go(tid: i32, limit: Deadline) -> bool {
     }
 }
 
-fn dead(frozen: &Frozen) -> Vec<(i32, i32)> {
+/// `members` were listed when all of them stood.
+fn dead(frozen: &Frozen, members: &[Member]) -> Vec<(i32, i32)> {
     let alive: HashSet<i32> = frozen.processes.iter().map(|process| process.pid).collect();
-    let of = |parent: i32| children(parent).into_iter().map(move |child| (child, parent));
-    let all = frozen.processes.iter().flat_map(|process| of(process.pid));
-    all.filter(|(child, _)| !alive.contains(child)).collect()
+    let is_dead = |member: &&Member| alive.contains(&member.parent) && !alive.contains(&member.pid);
+    members.iter().filter(is_dead).map(|member| (member.pid, member.parent)).collect()
 }
 
 impl Task {
@@ -376,9 +393,9 @@ impl Task {
 }
 
 impl Held {
-    /// Puts all tasks back where the program is, and lets them go.
-    pub(crate) fn release(&mut self) {
-        let closed = self.close();
+    /// Puts all tasks back where the program is, and lets them go. `closing` is what came of the beginning of that.
+    fn release(&mut self, closing: io::Result<()>) {
+        let closed = closing.and_then(|()| self.end_to_close());
         for mut task in self.tasks.drain(..) {
             // What cannot be put back goes back by itself.
             let _ = task.put_back();
@@ -419,7 +436,13 @@ impl Frozen {
     }
 
     fn release(&mut self) {
-        self.processes.iter_mut().chain(&mut self.bystanders).for_each(Held::release);
+        let mut all: Vec<&mut Held> =
+            self.processes.iter_mut().chain(&mut self.bystanders).collect();
+        // They are at it all at once.
+        let closing: Vec<_> = all.iter_mut().map(|held| held.begin_to_close()).collect();
+        for (held, closing) in all.into_iter().zip(closing) {
+            held.release(closing);
+        }
     }
 }
 

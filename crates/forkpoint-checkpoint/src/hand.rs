@@ -38,14 +38,28 @@ pub(crate) struct Reins {
 impl Held {
     /// Makes room for scripts, one for each task.
     pub(crate) fn open(&mut self, reins: Reins) -> io::Result<()> {
+        self.begin_to_open(reins)?;
+        self.end_to_open()
+    }
+
+    /// Has it made. Several processes may be at it at once.
+    pub(crate) fn begin_to_open(&mut self, reins: Reins) -> io::Result<()> {
         self.lead(reins, (0, 0))?;
-        let len = LEADER_SLOT + THREAD_SLOT * self.tasks.len() as u64;
+        let len = self.area_len();
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         let access = libc::PROT_READ | libc::PROT_WRITE;
         let map = Call::new(libc::SYS_mmap, &[0, len, access as u64, flags as u64, u64::MAX, 0]);
-        let start = self.errand(&map)?;
-        self.hand_mut()?.area = (start, start + len);
+        self.send_on_errand(&map)
+    }
+
+    pub(crate) fn end_to_open(&mut self) -> io::Result<()> {
+        let start = self.return_from_errand()?;
+        self.hand_mut()?.area = (start, start + self.area_len());
         Ok(())
+    }
+
+    fn area_len(&self) -> u64 {
+        LEADER_SLOT + THREAD_SLOT * self.tasks.len() as u64
     }
 
     /// Leads a process whose scripts are in `area` already.
@@ -61,13 +75,7 @@ impl Held {
         self.hand.as_ref().map_or((0, 0), |hand| hand.area)
     }
 
-    /// Takes the room away. The tasks stand elsewhere until they are put back.
-    pub(crate) fn close(&mut self) -> io::Result<()> {
-        self.begin_to_close()?;
-        self.end_to_close()
-    }
-
-    /// Has it taken away. Several processes may be at it at once.
+    /// Has the room taken away. Several processes may be at it at once. The tasks stand elsewhere until they are put back.
     pub(crate) fn begin_to_close(&mut self) -> io::Result<()> {
         let (start, end) = self.area();
         if start != end {

@@ -13,8 +13,7 @@ use std::{
 };
 
 use crate::{
-    coverage::{Findings, Whose},
-    dump::{self, CaptureSpec, Connections, Draft, Looked, maps::Maps, shared::Door},
+    dump::{self, CaptureSpec, Connections, Draft, Looked, shared::Door},
     error::{Doing as _, Error, Result, with_causes},
     freeze::{Frozen, Held, Tree, freeze},
     image::{Alive, Chain, MemoryId, Process, Snapshot},
@@ -25,13 +24,12 @@ use crate::{
 };
 
 mod files;
+mod fill;
+mod going;
 mod memory;
 mod state;
 
-use self::{
-    memory::MemoryPlan,
-    state::{forks, registers, room, state, thread_state, wanted},
-};
+use self::going::{Going, Steps};
 
 /// What a rollback did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,15 +47,15 @@ fn not_in_place(why: impl Into<String>) -> Error {
 }
 
 /// What belongs to a tree and is not in the image: the files of its sandbox. A closure that needs no look is one too.
-pub trait Files {
+pub trait Files: Send {
     /// Nothing runs, and nothing was touched. Answers why they cannot go back in place, if that is so.
     fn look(&mut self, snapshot: &Snapshot) -> io::Result<Option<String>>;
 
-    /// Nothing runs. What fails here ends the processes.
+    /// Nothing runs but what we have the processes do, which opens no file. What fails here ends the processes.
     fn put_back(&mut self) -> io::Result<()>;
 }
 
-impl<F: FnMut() -> io::Result<()>> Files for F {
+impl<F: FnMut() -> io::Result<()> + Send> Files for F {
     fn look(&mut self, _: &Snapshot) -> io::Result<Option<String>> {
         Ok(None)
     }
@@ -96,7 +94,7 @@ pub fn rollback(
 }
 
 fn go_back(
-    mut tracker: Option<&mut Tracker>,
+    tracker: Option<&mut Tracker>,
     tree: &Tree,
     chain: &Chain,
     spec: &CaptureSpec,
@@ -112,10 +110,12 @@ fn go_back(
     }
     // Who dies with half of it done must not leave it running.
     frozen.bind()?;
-    let result = plan.run(tracker.as_deref_mut(), chain, &mut frozen, deadline);
-    let result = result.and_then(|done| {
-        files.put_back().system("put the files back")?;
-        Ok(done)
+    // Each has enough to do that the other need not be waited for.
+    let result = std::thread::scope(|scope| {
+        let files = scope.spawn(|| files.put_back());
+        let done = plan.run(tracker.as_deref(), chain, &mut frozen, deadline);
+        let unfinished = |_| Err(io::Error::other("it was not finished"));
+        files.join().unwrap_or_else(unfinished).system("put the files back").and(done)
     });
     if let Err(err) = result {
         if let Some(tracker) = tracker {
@@ -158,7 +158,7 @@ struct Plan<'a> {
     init: i32,
     snapshot: &'a Snapshot,
     /// One for each process that stays, in the order of `frozen.processes`.
-    drafts: Vec<Option<Draft>>,
+    going: Vec<Option<Going<'a>>>,
     /// Numbers of those that end, and of their parents.
     new: Vec<(i32, i32)>,
     /// Ways to memory that is shared.
@@ -178,6 +178,8 @@ impl<'a> Plan<'a> {
         frozen: &mut Frozen,
     ) -> Result<Self> {
         let snapshot = &chain.top().snapshot;
+        let was: HashMap<i32, &Process> =
+            snapshot.processes.iter().map(|process| (process.pid, process)).collect();
         // What is new is closed, so it does not matter whom it is to.
         let spec = CaptureSpec { connections: Connections::Close, ..*spec };
         let Looked { drafts, files, names } = dump::look_at_all(tree, &spec, frozen)?;
@@ -199,7 +201,6 @@ impl<'a> Plan<'a> {
         if let Some((pid, _)) = frozen.dead.first() {
             return Err(not_in_place(format!("process {pid} died and was not asked for")));
         }
-        let known: HashSet<i32> = snapshot.processes.iter().map(|process| process.pid).collect();
         let mut new = Vec::new();
         let inside: HashMap<i32, i32> = frozen
             .processes
@@ -207,14 +208,12 @@ impl<'a> Plan<'a> {
             .zip(&drafts)
             .map(|(held, draft)| (held.pid, draft.whose.pid))
             .collect();
-        for (held, draft) in frozen.processes.iter().zip(&drafts) {
-            if !known.contains(&draft.whose.pid) {
+        for draft in &drafts {
+            if !was.contains_key(&draft.whose.pid) {
                 new.push((
                     draft.whose.pid,
                     inside.get(&draft.parent_outside).copied().unwrap_or(1),
                 ));
-            } else if tracker.is_some_and(|tracker| tracker.tracked(held.pid).is_none()) {
-                return Err(not_in_place("its memory is not tracked any more"));
             }
         }
         let doors = dump::shared::doors(frozen, &drafts, &files);
@@ -226,14 +225,20 @@ impl<'a> Plan<'a> {
         if let Err(id) = segments.system("look at memory of System V")? {
             return Err(not_in_place(format!("segment {id} of System V is gone")));
         }
-        let drafts =
-            drafts.into_iter().map(|draft| known.contains(&draft.whose.pid).then_some(draft));
-        Ok(Self { init: tree.init, snapshot, drafts: drafts.collect(), new, doors, names, tables })
+        let mut going = Vec::with_capacity(drafts.len());
+        for (held, draft) in frozen.processes.iter().zip(drafts) {
+            let alive = was.get(&draft.whose.pid).and_then(|process| process.alive());
+            going.push(match alive {
+                Some(alive) => Some(Going::new(held, draft, alive, &new, tracker)?),
+                None => None,
+            });
+        }
+        Ok(Self { init: tree.init, snapshot, going, new, doors, names, tables })
     }
 
     fn run(
         mut self,
-        mut tracker: Option<&mut Tracker>,
+        tracker: Option<&Tracker>,
         chain: &Chain,
         frozen: &mut Frozen,
         deadline: Deadline,
@@ -250,19 +255,35 @@ impl<'a> Plan<'a> {
         self.end_new(frozen, deadline)?;
         let segments = segments::put_back(self.init, &self.tables, &self.snapshot.segments, chain);
         segments.system("write memory of System V")?;
-        for (held, draft) in frozen.processes.iter_mut().zip(&mut self.drafts) {
-            let Some(draft) = draft else { continue };
-            let pid = draft.whose.pid;
-            let process = self.snapshot.processes.iter().find(|process| process.pid == pid);
-            let alive = process.and_then(Process::alive).ok_or(Error::Ended { pid })?;
-            let ended =
-                self.new.iter().filter(|(_, parent)| *parent == pid).map(|(child, _)| *child);
-            let ended: Vec<i32> = ended.collect();
-            begin(held, draft, &ended, alive).doing("forget the children", pid)?;
-            done.memory_bytes +=
-                back(tracker.as_deref_mut(), chain, held, draft, alive, &self.names)?;
-        }
+        done.memory_bytes += self.lead_back(tracker, chain, frozen)?;
         Ok(done)
+    }
+
+    /// All processes at once: while one makes its steps, the next is told its own.
+    fn lead_back(
+        &mut self,
+        tracker: Option<&Tracker>,
+        chain: &Chain,
+        frozen: &mut Frozen,
+    ) -> Result<u64> {
+        let both = frozen.processes.iter_mut().zip(&mut self.going);
+        let mut both: Vec<(&mut Held, &mut Going<'_>)> =
+            both.filter_map(|(held, going)| Some((held, going.as_mut()?))).collect();
+        for (held, going) in &mut both {
+            going.begin_to_open(held)?;
+        }
+        for (held, going) in &mut both {
+            held.end_to_open().doing("lead the steps", going.pid())?;
+        }
+        let mut steps: Vec<Steps> = Vec::with_capacity(both.len());
+        for (held, going) in &mut both {
+            steps.push(going.start(held, &self.names, tracker.is_some())?);
+        }
+        let mut touched = 0;
+        for ((held, going), steps) in both.iter_mut().zip(&steps) {
+            touched += going.finish(held, steps, &self.names, chain, tracker)?;
+        }
+        Ok(touched)
     }
 
     fn fill_mounts(&self, chain: &Chain) -> Result<()> {
@@ -275,8 +296,8 @@ impl<'a> Plan<'a> {
 
     /// Ends what was not there, and waits until it is gone.
     fn end_new(&self, frozen: &mut Frozen, deadline: Deadline) -> Result<()> {
-        for (held, draft) in frozen.processes.iter_mut().zip(&self.drafts) {
-            if draft.is_some() {
+        for (held, going) in frozen.processes.iter_mut().zip(&self.going) {
+            if going.is_some() {
                 continue;
             }
             sys::task::kill(held.pid, libc::SIGKILL).doing("end a new process", held.pid)?;
@@ -323,64 +344,4 @@ fn still_fits(process: &Process, alive: &Alive, draft: &Draft) -> Result<()> {
         return Err(told("been stopped"));
     }
     Ok(())
-}
-
-/// One process goes back. Returns how much memory was touched.
-fn back(
-    tracker: Option<&mut Tracker>,
-    chain: &Chain,
-    held: &mut Held,
-    draft: &mut Draft,
-    alive: &Alive,
-    names: &Names,
-) -> Result<u64> {
-    let (pid, snapshot) = (draft.whose.pid, &chain.top().snapshot);
-    let area = held.area();
-    let whose = Whose { pid, name: String::new() };
-    let maps = Maps::of(held.pid, names, &whose, &mut Findings::default());
-    let mut maps = maps.doing("read the mappings", pid)?;
-    maps.mappings.retain(|mapping| mapping.end <= area.0 || area.1 <= mapping.start);
-    let mut plan = MemoryPlan::new(held, alive, &maps.mappings, tracker.is_some())
-        .doing("look at the memory", pid)?;
-    if let Some(why) = plan.unfit.take() {
-        return Err(not_in_place(why));
-    }
-    let mut script = held.script(0, room(alive));
-    plan.steps(&mut script);
-    forks(&mut script, alive);
-    state(&mut script, alive).doing("assemble the steps", pid)?;
-    files::steps(&mut script, &draft.alive, alive).doing("assemble the steps", pid)?;
-    let leader = wanted(draft, alive, 0).doing("assemble the steps", pid)?;
-    thread_state(&mut script, leader).doing("assemble the steps", pid)?;
-    let outcome = held.run(0, &script).doing("lead the steps", pid)?;
-    if let Some((call, source)) = outcome.failure().filter(|(call, _)| *call < plan.must_succeed) {
-        return Err(Error::Step { pid, step: format!("step {call}"), source });
-    }
-    let touched = plan.write(held, chain, alive, pid).doing("write the memory", pid)?;
-    files::positions(held, alive, snapshot).doing("set places in files", pid)?;
-    if let Some(tracker) = tracker {
-        plan.track(tracker, held, alive).doing("track the memory", pid)?;
-    }
-    registers(held, draft, alive).doing("set the registers", pid)?;
-    Ok(touched)
-}
-
-/// Children that were not there are asked for, signals that came since are taken away, and the heap ends where it did.
-fn begin(held: &mut Held, draft: &Draft, ended: &[i32], alive: &Alive) -> io::Result<()> {
-    const ANY_KIND: u64 = libc::__WALL as u64;
-    let reins = draft.reins.clone().ok_or(io::ErrorKind::NotFound)?;
-    let bell = reins.bell;
-    held.open(reins)?;
-    let mut script = held.script(0, 256);
-    for child in ended {
-        script.call(libc::SYS_wait4, &[*child as u64, 0, ANY_KIND, 0]);
-    }
-    let all = script.put_words(&[!(1 << (bell - 1))])?;
-    let at_once = script.put_words(&[0, 0])?;
-    for _ in 0..=ptrace::pending(held.pid, true)?.len() + ended.len() {
-        script.call(libc::SYS_rt_sigtimedwait, &[all, 0, at_once, 8]);
-    }
-    script.call(libc::SYS_brk, &[alive.space.fields[5]]);
-    let outcome = held.run(0, &script)?;
-    (0..ended.len()).try_for_each(|call| outcome.result(call).map(drop))
 }

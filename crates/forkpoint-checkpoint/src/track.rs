@@ -15,11 +15,10 @@ use crate::{
     freeze::Held,
     image::{Image, ImageId, Mapping, MappingKind, Stored},
     ranges::{self, Range},
-    sys::memory::{self, WRITTEN_SINCE},
+    sys::memory::{self, Query, WRITTEN_SINCE, WRITTEN_SO_FAR},
 };
 
 const WRITE: u32 = 2;
-const START_TIME: usize = 22;
 /// Above so many ranges, asking once for the whole mapping is faster than for each.
 const RANGES_FEW: usize = 64;
 
@@ -142,15 +141,11 @@ impl Tracker {
         self.base
     }
 
-    pub(crate) fn tracked(&self, pid: i32) -> Option<&Tracked> {
+    /// Of a process that began then.
+    pub(crate) fn tracked(&self, pid: i32, started: u64) -> Option<&Tracked> {
         let tracked = self.processes.get(&pid)?;
-        let same = started(pid).ok()? == tracked.started && memory::has_memory(&tracked.uffd);
+        let same = started == tracked.started && memory::has_memory(&tracked.uffd);
         same.then_some(tracked)
-    }
-
-    /// Whether a process must make us a userfaultfd.
-    pub(crate) fn wants(&self, pid: i32) -> bool {
-        self.tracked(pid).is_none()
     }
 
     /// Takes the userfaultfd that the process made, and closes it there.
@@ -160,7 +155,7 @@ impl Tracker {
         script.call(libc::SYS_close, &[number as u64]);
         held.run(0, &script)?.result(0)?;
         memory::track_writes(&uffd)?;
-        let started = started(held.pid)?;
+        let started = Stat::of(held.pid)?.started();
         self.processes.insert(held.pid, Tracked { started, uffd, mappings: Vec::new() });
         Ok(())
     }
@@ -232,10 +227,6 @@ fn keep_early(mapping: &mut Mapping, known: &Mapping, changed: &[Range]) -> Vec<
     ranges::without(&mapping.pages, &good)
 }
 
-fn started(pid: i32) -> io::Result<u64> {
-    Ok(Stat::of(pid)?.number(START_TIME))
-}
-
 /// What is written to through a mapping: the rest is cheap to capture in full.
 pub(crate) fn is_trackable(mapping: &Mapping) -> bool {
     match mapping.kind {
@@ -278,8 +269,17 @@ impl Tracked {
 /// Ranges of a mapping that were written or thrown away since, and are noted from now on again. `None`: that
 /// is not known any more.
 pub(crate) fn written(pagemap: &File, range: Range) -> io::Result<Option<Vec<Range>>> {
+    ask(pagemap, range, &WRITTEN_SINCE)
+}
+
+/// The same, without noting anything.
+pub(crate) fn written_so_far(pagemap: &File, range: Range) -> io::Result<Option<Vec<Range>>> {
+    ask(pagemap, range, &WRITTEN_SO_FAR)
+}
+
+fn ask(pagemap: &File, range: Range, query: &Query) -> io::Result<Option<Vec<Range>>> {
     let mut written = Vec::new();
-    match memory::scan(pagemap, range, &WRITTEN_SINCE, &mut written) {
+    match memory::scan(pagemap, range, query, &mut written) {
         Ok(()) => Ok(Some(written)),
         Err(err) if err.raw_os_error() == Some(libc::EPERM) => Ok(None),
         Err(err) => Err(err),

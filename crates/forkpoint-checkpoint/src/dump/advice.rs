@@ -20,8 +20,6 @@ use crate::{
     },
 };
 
-const START_TIME: usize = 22;
-
 /// Two letters for each flag.
 const ADVICE: [(&str, i32); 8] = [
     ("dc", libc::MADV_DONTFORK),
@@ -58,7 +56,7 @@ impl Advice {
         draft: &mut Draft,
         findings: &mut Findings,
     ) -> io::Result<()> {
-        let started = started(pid)?;
+        let started = draft.started;
         let mappings = &draft.alive.mappings;
         let knows = |flags: &Flags| mappings.iter().all(|mapping| told(flags, mapping).is_some());
         let known = self.0.remove(&pid).filter(|(then, flags)| *then == started && knows(flags));
@@ -103,7 +101,7 @@ fn note(pid: i32, mapping: &mut Mapping, told: &str) -> io::Result<()> {
 }
 
 fn started(pid: i32) -> io::Result<u64> {
-    Ok(Stat::of(pid)?.number(START_TIME))
+    Ok(Stat::of(pid)?.started())
 }
 
 fn flags(pid: i32) -> io::Result<Flags> {

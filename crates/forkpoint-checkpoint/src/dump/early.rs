@@ -2,7 +2,7 @@
 
 use std::{io, time::Duration};
 
-use super::{CaptureSpec, drafts, questions};
+use super::{CaptureSpec, Depth, drafts, questions};
 use crate::{
     coverage::Findings,
     error::{Doing as _, Error, Result},
@@ -34,7 +34,7 @@ impl Tracker {
 
     fn begin_all(&mut self, tree: &Tree, spec: &CaptureSpec, frozen: &mut Frozen) -> Result<()> {
         let mut findings = Findings::default();
-        let (drafts, _) = drafts(tree, spec, frozen, &mut findings)?;
+        let (drafts, _) = drafts(tree, spec, frozen, Depth::Outline, &mut findings)?;
         findings.verdict()?;
         for (held, draft) in frozen.processes.iter_mut().zip(drafts) {
             let pid = held.pid;

@@ -6,17 +6,30 @@ use crate::sys::read_text;
 
 /// One of a task's `status` files.
 #[derive(Debug)]
-pub(crate) struct Status(String);
+pub(crate) struct Status {
+    text: String,
+    /// Where a line's name begins and ends, and where the line does.
+    lines: Vec<[usize; 3]>,
+}
 
 impl Status {
     pub(crate) fn of(pid: i32, tid: i32) -> io::Result<Self> {
-        read_text(format!("/proc/{pid}/task/{tid}/status")).map(Self)
+        let text = read_text(format!("/proc/{pid}/task/{tid}/status"))?;
+        let (mut lines, mut start) = (Vec::with_capacity(64), 0);
+        // A name in it has no line break that the kernel did not write.
+        for line in text.split('\n') {
+            if let Some(colon) = line.find(':') {
+                lines.push([start, start + colon, start + line.len()]);
+            }
+            start += line.len() + 1;
+        }
+        Ok(Self { text, lines })
     }
 
     pub(crate) fn text(&self, key: &str) -> &str {
-        // A name in it has no line break that the kernel did not write.
-        let mut lines = self.0.lines().filter_map(|line| line.split_once(':'));
-        lines.find(|(name, _)| *name == key).map_or("", |(_, value)| value.trim())
+        let is_it = |[start, colon, _]: &&[usize; 3]| self.text[*start..*colon] == *key;
+        let line = self.lines.iter().find(is_it);
+        line.map_or("", |[_, colon, end]| self.text[colon + 1..*end].trim())
     }
 
     /// The last of several numbers: that of the innermost namespace.
@@ -48,22 +61,35 @@ fn missing(key: &str) -> io::Error {
 
 /// Fields of `stat`, by the numbers of proc(5).
 #[derive(Debug)]
-pub(crate) struct Stat(Vec<String>);
+pub(crate) struct Stat {
+    state: char,
+    /// From the fourth on.
+    numbers: Vec<u64>,
+}
 
 impl Stat {
     pub(crate) fn of(pid: i32) -> io::Result<Self> {
         let text = read_text(format!("/proc/{pid}/stat"))?;
         // The name may hold anything, also brackets.
         let end = text.rfind(')').ok_or_else(|| missing("stat"))?;
-        Ok(Self(text[end + 1..].split_whitespace().map(str::to_owned).collect()))
+        let mut words = text[end + 1..].split_ascii_whitespace();
+        let state = words.next().and_then(|word| word.chars().next());
+        let state = state.ok_or_else(|| missing("stat"))?;
+        Ok(Self { state, numbers: words.map(|word| word.parse().unwrap_or(0)).collect() })
     }
 
     pub(crate) fn number(&self, field: usize) -> u64 {
-        self.0.get(field - 3).and_then(|word| word.parse().ok()).unwrap_or(0)
+        self.numbers.get(field - 4).copied().unwrap_or(0)
     }
 
-    pub(crate) fn state(&self) -> &str {
-        self.0.first().map_or("", String::as_str)
+    pub(crate) fn state(&self) -> char {
+        self.state
+    }
+
+    /// In ticks since boot: the number of a process is used again.
+    pub(crate) fn started(&self) -> u64 {
+        const START_TIME: usize = 22;
+        self.number(START_TIME)
     }
 }
 

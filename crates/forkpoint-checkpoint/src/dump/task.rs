@@ -17,9 +17,19 @@ use crate::{
     sys::{self, ptrace},
 };
 
+/// How much of a process is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Depth {
+    /// All that an image has.
+    Whole,
+    /// By what it is known whether it can be captured and is still what it was, and by what it is led.
+    Outline,
+}
+
 /// What all processes of a sandbox have in common.
 #[derive(Debug)]
 pub(super) struct Common {
+    depth: Depth,
     pub(super) uids: Ids,
     pub(super) gids: Ids,
     namespaces: Vec<(String, String)>,
@@ -30,13 +40,22 @@ const NAMESPACES: [&str; 8] =
     ["cgroup", "ipc", "mnt", "net", "pid_for_children", "time_for_children", "user", "uts"];
 
 impl Common {
-    pub(super) fn of(init: i32, mounts: &[&str]) -> io::Result<Self> {
+    pub(super) fn of(init: i32, mounts: &[&str], depth: Depth) -> io::Result<Self> {
         Ok(Self {
+            depth,
             uids: Ids::of(init, "uid_map")?,
             gids: Ids::of(init, "gid_map")?,
             namespaces: namespaces(init)?,
             names: mounts::names(init, mounts)?,
         })
+    }
+
+    /// What only an image needs.
+    pub(super) fn whole<T: Default>(&self, read: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        match self.depth {
+            Depth::Whole => read(),
+            Depth::Outline => Ok(T::default()),
+        }
     }
 }
 
@@ -49,6 +68,8 @@ fn namespaces(pid: i32) -> io::Result<Vec<(String, String)>> {
 #[derive(Debug)]
 pub(crate) struct Draft {
     pub(crate) whose: Whose,
+    /// See [`Stat::started`].
+    pub(crate) started: u64,
     pub(crate) parent_outside: i32,
     /// The group in the foreground of its terminal.
     pub(crate) foreground_outside: i32,
@@ -81,7 +102,10 @@ pub(super) fn look(held: &mut Held, common: &Common, findings: &mut Findings) ->
     }
     let mut threads = Vec::with_capacity(held.tasks.len());
     for task in &mut held.tasks {
-        threads.push(look_at_thread(pid, task, common, &whose, findings)?);
+        // The leader's is that of the process.
+        let own = if task.tid == pid { None } else { Some(Status::of(pid, task.tid)?) };
+        let status = own.as_ref().unwrap_or(&status);
+        threads.push(look_at_thread(pid, task, status, common, &whose, findings)?);
     }
     let mut waiting = status.hex("SigPnd")? | status.hex("ShdPnd")?;
     if held.tasks.iter().any(|task| task.job_stop != 0) {
@@ -95,12 +119,12 @@ pub(super) fn look(held: &mut Held, common: &Common, findings: &mut Findings) ->
     let reins = maps.vdso.zip(bell).map(|(vdso, bell)| Reins { vdso, numbers, bell });
     let posix_timers = posix_timers(pid, held, &threads, &whose, findings)?;
     let alive = Alive {
-        space: space(pid, &stat, maps.kernel_start, &whose, findings)?,
+        space: space(pid, &stat, maps.kernel_start, common, &whose, findings)?,
         mappings: maps.mappings,
         descriptors: Vec::new(),
         cwd: directory(pid, &whose, findings)?,
         umask: status.octal("Umask")?,
-        limits: sys::task::limits(pid)?,
+        limits: common.whole(|| sys::task::limits(pid))?,
         actions: Vec::new(),
         timers: Vec::new(),
         posix_timers,
@@ -109,12 +133,13 @@ pub(super) fn look(held: &mut Held, common: &Common, findings: &mut Findings) ->
         job_stopped: held.tasks.iter().any(|task| task.job_stop != 0),
         subreaper: false,
         dumpable: 1,
-        oom_score_adj: oom_score_adj(pid)?,
+        oom_score_adj: common.whole(|| oom_score_adj(pid))?,
         locks: Vec::new(),
         threads,
     };
     Ok(Draft {
         whose,
+        started: stat.started(),
         parent_outside: stat.number(4) as i32,
         foreground_outside: stat.number(8) as i32,
         group: status.last("NSpgid")?,
@@ -163,6 +188,7 @@ fn space(
     pid: i32,
     stat: &Stat,
     vdso: Option<u64>,
+    common: &Common,
     whose: &Whose,
     findings: &mut Findings,
 ) -> io::Result<Space> {
@@ -174,7 +200,7 @@ fn space(
     }
     Ok(Space {
         fields: fields.map(|field| if field == HEAP_END { 0 } else { stat.number(field) }),
-        auxv: Bytes(fs::read(format!("/proc/{pid}/auxv"))?),
+        auxv: Bytes(common.whole(|| fs::read(format!("/proc/{pid}/auxv")))?),
         exe,
         vdso,
     })

@@ -18,12 +18,12 @@ use crate::{
 pub(super) fn look_at_thread(
     pid: i32,
     task: &mut Task,
+    status: &Status,
     common: &Common,
     whose: &Whose,
     findings: &mut Findings,
 ) -> io::Result<Thread> {
     let tid = task.tid;
-    let status = Status::of(pid, tid)?;
     if let Some(thing) = task.regs.unsupported() {
         findings.refuse(whose, thing, "only programs of 64 bits are captured");
     }
@@ -38,19 +38,19 @@ pub(super) fn look_at_thread(
         tid: status.last("NSpid")?,
         name: status.text("Name").to_owned(),
         registers: task.regs.restarted(),
-        extended: Bytes(arch::extended(tid)?),
+        extended: Bytes(common.whole(|| arch::extended(tid))?),
         mask: task.mask,
         signal_stack: [0; 3],
         clear_tid: 0,
-        robust_list: sys::task::robust_list(tid)?,
+        robust_list: common.whole(|| sys::task::robust_list(tid))?,
         rseq,
         pending: infos(ptrace::pending(tid, false)?),
-        credentials: credentials(&status, common, whose, findings)?,
+        credentials: credentials(status, common, whose, findings)?,
         death_signal: 0,
-        scheduling: sys::task::scheduling(tid)?,
-        affinity: Bytes(sys::task::affinity(tid)?),
+        scheduling: common.whole(|| sys::task::scheduling(tid))?,
+        affinity: Bytes(common.whole(|| sys::task::affinity(tid))?),
         timer_slack: 0,
-        filters: filters(tid, &status, whose, findings),
+        filters: filters(tid, status, whose, findings),
     })
 }
 

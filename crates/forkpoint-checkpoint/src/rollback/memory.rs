@@ -1,7 +1,8 @@
 //! Memory in place: what is new is unmapped, and what was written goes back.
 
-use std::{fs::File, io, os::unix::fs::FileExt as _};
+use std::{fs::File, io};
 
+use super::fill::Fill;
 use crate::{
     dump::memory::populated,
     freeze::Held,
@@ -9,12 +10,13 @@ use crate::{
     ranges::{self, Range},
     restore,
     script::Script,
-    track::{Tracker, is_trackable, written},
+    track::{Tracked, is_trackable, written, written_so_far},
 };
 
 /// Which memory must change, and how.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct MemoryPlan {
+    pagemap: File,
     unmap: Vec<Range>,
     /// Made anew and filled from the image: by index of the image's mappings.
     anew: Vec<usize>,
@@ -22,13 +24,32 @@ pub(super) struct MemoryPlan {
     discard: Vec<Range>,
     /// Written since: filled from the image.
     refill: Vec<(usize, Vec<Range>)>,
+    /// What of memory that is tracked was written: from where to where in each mapping, by what was asked about at once.
+    written: Vec<Vec<Range>>,
     pub(super) unfit: Option<String>,
-    pub(super) must_succeed: usize,
 }
 
 fn same(one: &Mapping, other: &Mapping) -> bool {
     (one.start, one.end, one.access, &one.kind)
         == (other.start, other.end, other.access, &other.kind)
+}
+
+/// Of mappings in order.
+fn has(mappings: &[Mapping], one: &Mapping) -> bool {
+    let found = mappings.binary_search_by_key(&one.start, |mapping| mapping.start);
+    found.is_ok_and(|index| same(&mappings[index], one))
+}
+
+/// Whether everything is mapped as it was.
+pub(super) fn is_mapped_as(was: &[Mapping], now: &[Mapping]) -> bool {
+    was.len() == now.len() && was.iter().zip(now).all(|(was, is)| same(was, is))
+}
+
+/// Nothing that we do maps a file again.
+pub(super) fn lost_file(was: &[Mapping], now: &[Mapping]) -> Option<String> {
+    let is_file = |mapping: &&Mapping| !matches!(mapping.kind, MappingKind::Anonymous { .. });
+    let lost = was.iter().filter(is_file).find(|was| !has(now, was))?;
+    Some(format!("a file is not mapped at {:#x} any more", lost.start))
 }
 
 /// What others see too goes back with them.
@@ -43,58 +64,130 @@ fn is_private(mapping: &Mapping) -> bool {
     }
 }
 
+/// By what is asked which pages of a mapping must change.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asked {
+    Tracked,
+    /// What is there: memory without a file, or copies of a file's pages.
+    Populated {
+        anonymous: bool,
+    },
+}
+
+fn asked(mapping: &Mapping, is_tracked: bool) -> Asked {
+    // What could not be written to when the image was made may have been open for a while since.
+    match is_tracked && is_trackable(mapping) {
+        true => Asked::Tracked,
+        false => {
+            let anonymous = matches!(mapping.kind, MappingKind::Anonymous { .. });
+            Asked::Populated { anonymous }
+        }
+    }
+}
+
+/// Of one mapping after the other about which the same is asked: each question walks through all of them at once. The
+/// kernel's own pages, which begin at `kernels`, are between no two of them.
+fn runs(alive: &Alive, kept: &[usize], is_tracked: bool) -> Vec<Vec<usize>> {
+    let kernels = alive.space.vdso.unwrap_or(0);
+    let mut runs: Vec<Vec<usize>> = Vec::new();
+    for index in kept.iter().copied() {
+        let mapping = &alive.mappings[index];
+        let joins = |last: usize| {
+            let before = &alive.mappings[last];
+            last + 1 == index
+                && asked(before, is_tracked) == asked(mapping, is_tracked)
+                && !(before.end..=mapping.start).contains(&kernels)
+        };
+        match runs.last_mut() {
+            Some(run) if run.last().is_some_and(|last| joins(*last)) => run.push(index),
+            _ => runs.push(vec![index]),
+        }
+    }
+    runs
+}
+
 impl MemoryPlan {
+    /// Touches nothing, and notes nothing.
     pub(super) fn new(
         held: &Held,
         alive: &Alive,
         now: &[Mapping],
         is_tracked: bool,
     ) -> io::Result<Self> {
-        let mut plan = Self::default();
-        let pagemap = File::open(format!("/proc/{}/pagemap", held.pid))?;
-        let kept = |mapping: &Mapping| alive.mappings.iter().any(|was| same(was, mapping));
-        plan.unmap =
-            now.iter().filter(|mapping| !kept(mapping)).map(|m| (m.start, m.end)).collect();
+        let mut plan = Self {
+            pagemap: File::open(format!("/proc/{}/pagemap", held.pid))?,
+            unmap: Vec::new(),
+            anew: Vec::new(),
+            discard: Vec::new(),
+            refill: Vec::new(),
+            written: Vec::new(),
+            unfit: lost_file(&alive.mappings, now),
+        };
+        let new = now.iter().filter(|mapping| !has(&alive.mappings, mapping));
+        plan.unmap = new.map(|mapping| (mapping.start, mapping.end)).collect();
+        let mut kept = Vec::new();
         for (index, was) in alive.mappings.iter().enumerate() {
-            if !now.iter().any(|is| same(was, is)) {
-                match was.kind {
-                    MappingKind::Anonymous { .. } => plan.anew.push(index),
-                    _ => {
-                        plan.unfit =
-                            Some(format!("a file is not mapped at {:#x} any more", was.start));
-                    }
-                }
-                continue;
+            match has(now, was) {
+                true if is_private(was) => kept.push(index),
+                true => {}
+                false => plan.anew.push(index),
             }
-            if !is_private(was) {
-                continue;
-            }
-            let range = (was.start, was.end);
-            // What could not be written to when the image was made may have been open for a while since.
-            let written = match is_tracked && is_trackable(was) {
-                true => written(&pagemap, range)?,
-                false => Some(vec![range]),
-            };
-            let Some(written) = written else {
-                plan.unfit = Some(format!("memory at {:#x} is not tracked any more", was.start));
-                continue;
-            };
-            for range in ranges::without(&written, &was.pages) {
-                plan.discard.extend(populated(&pagemap, was, range)?);
-            }
-            plan.refill.push((index, ranges::both(&written, &was.pages)));
+        }
+        for run in runs(alive, &kept, is_tracked) {
+            plan.look(alive, &run, is_tracked)?;
         }
         Ok(plan)
     }
 
-    pub(super) fn steps(&mut self, script: &mut Script) {
+    fn look(&mut self, alive: &Alive, run: &[usize], is_tracked: bool) -> io::Result<()> {
+        let (Some(first), Some(last)) = (run.first(), run.last()) else { return Ok(()) };
+        let (first, last) = (&alive.mappings[*first], &alive.mappings[*last]);
+        let span = (first.start, last.end);
+        if asked(first, is_tracked) != Asked::Tracked {
+            let found = populated(&self.pagemap, first, span)?;
+            for index in run {
+                let was = &alive.mappings[*index];
+                let found = ranges::both(&[(was.start, was.end)], &found);
+                self.discard.extend(ranges::without(&found, &was.pages));
+                self.refill.push((*index, was.pages.clone()));
+            }
+            return Ok(());
+        }
+        let Some(written) = written_so_far(&self.pagemap, span)? else {
+            match run {
+                [_] => {
+                    let why = format!("memory at {:#x} is not tracked any more", first.start);
+                    self.unfit = Some(why);
+                }
+                // Something is between them.
+                run => run.iter().try_for_each(|one| self.look(alive, &[*one], is_tracked))?,
+            }
+            return Ok(());
+        };
+        let mut spans = Vec::new();
+        for index in run {
+            let was = &alive.mappings[*index];
+            let written = ranges::both(&[(was.start, was.end)], &written);
+            if let (Some(first), Some(last)) = (written.first(), written.last()) {
+                spans.push((first.0, last.1));
+            }
+            for range in ranges::without(&written, &was.pages) {
+                self.discard.extend(populated(&self.pagemap, was, range)?);
+            }
+            self.refill.push((*index, ranges::both(&written, &was.pages)));
+        }
+        self.written.push(spans);
+        Ok(())
+    }
+
+    /// All of them must succeed.
+    pub(super) fn steps(&self, script: &mut Script) {
         for (start, end) in &self.unmap {
             script.call(libc::SYS_munmap, &[*start, end - start]);
         }
         for (start, end) in &self.discard {
             script.call(libc::SYS_madvise, &[*start, end - start, libc::MADV_DONTNEED as u64]);
         }
-        self.must_succeed = script.calls().len();
     }
 
     pub(super) fn write(
@@ -105,15 +198,23 @@ impl MemoryPlan {
         pid: i32,
     ) -> io::Result<u64> {
         self.map_anew(held, alive)?;
-        let memory =
-            File::options().read(true).write(true).open(format!("/proc/{}/mem", held.pid))?;
         let mut touched = ranges::len(&self.discard) + ranges::len(&self.unmap);
-        let whole = self.anew.iter().map(|index| (*index, alive.mappings[*index].pages.clone()));
-        for (index, wanted) in self.refill.iter().cloned().chain(whole) {
-            if !wanted.is_empty() {
-                touched += fill(&memory, chain, pid, &alive.mappings[index], &wanted)?;
+        let refill = self.refill.iter().map(|(index, wanted)| (*index, wanted));
+        let whole = self.anew.iter().map(|index| (*index, &alive.mappings[*index].pages));
+        let mut fill = Fill::new(held.pid, chain);
+        for (index, wanted) in refill.chain(whole).filter(|(_, wanted)| !wanted.is_empty()) {
+            let mapping = &alive.mappings[index];
+            let mut found = 0;
+            for piece in Piece::within(chain.pieces(pid, mapping), wanted) {
+                found += piece.end - piece.start;
+                fill.add(&piece, mapping.access)?;
             }
+            if found != ranges::len(wanted) {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            touched += found;
         }
+        fill.flush()?;
         Ok(touched)
     }
 
@@ -139,48 +240,23 @@ impl MemoryPlan {
     }
 
     /// What was written back is what the image has: from now on, writes count again.
-    pub(super) fn track(
-        &self,
-        tracker: &mut Tracker,
-        held: &Held,
-        alive: &Alive,
-    ) -> io::Result<()> {
-        let pagemap = File::open(format!("/proc/{}/pagemap", held.pid))?;
-        let Some(tracked) = tracker.tracked(held.pid) else {
-            return Err(io::Error::other("it is not tracked"));
-        };
+    pub(super) fn track(&self, tracked: &Tracked, alive: &Alive) -> io::Result<()> {
         for index in &self.anew {
-            tracked.begin(&alive.mappings[*index], &pagemap)?;
+            tracked.begin(&alive.mappings[*index], &self.pagemap)?;
         }
-        for (index, refilled) in &self.refill {
-            let mapping = &alive.mappings[*index];
-            if !refilled.is_empty() && is_trackable(mapping) {
-                written(&pagemap, (mapping.start, mapping.end))?;
+        let note = |span: Range| Ok::<_, io::Error>(written(&self.pagemap, span)?.is_some());
+        for spans in &self.written {
+            let (Some(first), Some(last)) = (spans.first(), spans.last()) else { continue };
+            if note((first.0, last.1))? {
+                continue;
+            }
+            // What is ours may be between them.
+            for span in spans {
+                if !note(*span)? {
+                    return Err(io::Error::other("its memory is not tracked any more"));
+                }
             }
         }
         Ok(())
-    }
-}
-
-/// Through the kernel's own door, which also opens what the program may only read.
-fn fill(
-    memory: &File,
-    chain: &Chain,
-    pid: i32,
-    mapping: &Mapping,
-    wanted: &[Range],
-) -> io::Result<u64> {
-    let mut touched = 0;
-    let mut buffer = Vec::new();
-    for piece in Piece::within(chain.pieces(pid, mapping), wanted) {
-        buffer.resize((piece.end - piece.start) as usize, 0);
-        chain.images()[piece.image].pages.read_exact_at(&mut buffer, piece.at)?;
-        memory.write_all_at(&buffer, piece.start)?;
-        touched += piece.end - piece.start;
-    }
-    if touched == ranges::len(wanted) {
-        Ok(touched)
-    } else {
-        Err(io::ErrorKind::UnexpectedEof.into())
     }
 }

@@ -26,15 +26,10 @@ pub(super) fn thread_state(script: &mut Script, thread: &Thread) -> io::Result<(
     Ok(())
 }
 
-/// The leader was asked already.
+/// Where each goes on.
 pub(super) fn registers(held: &mut Held, draft: &Draft, alive: &Alive) -> io::Result<()> {
     for index in 0..held.tasks.len() {
         let thread = wanted(draft, alive, index)?;
-        if index > 0 {
-            let mut script = held.script(index, 512);
-            thread_state(&mut script, thread)?;
-            held.run(index, &script)?;
-        }
         let task = &mut held.tasks[index];
         arch::set_extended(task.tid, &thread.extended.0)?;
         task.regs = thread.registers.harmless();
@@ -44,16 +39,28 @@ pub(super) fn registers(held: &mut Held, draft: &Draft, alive: &Alive) -> io::Re
     Ok(())
 }
 
-/// Which memory a child has, whatever was told meanwhile: asking what was told would take longer.
+/// Which memory a child has, whatever was told meanwhile: asking what was told would take longer. The kernel walks over
+/// gaps, but not over its own pages.
 pub(super) fn forks(script: &mut Script, alive: &Alive) {
     const KEEP_ON_FORK: i32 = 19;
-    for mapping in &alive.mappings {
-        let (start, len) = (mapping.start, mapping.len());
-        for (no, yes) in
-            [(libc::MADV_DONTFORK, libc::MADV_DOFORK), (libc::MADV_WIPEONFORK, KEEP_ON_FORK)]
-        {
+    let kernels = alive.space.vdso.unwrap_or(0);
+    for (no, yes) in
+        [(libc::MADV_DONTFORK, libc::MADV_DOFORK), (libc::MADV_WIPEONFORK, KEEP_ON_FORK)]
+    {
+        let mut runs: Vec<(u64, u64, i32)> = Vec::new();
+        for mapping in &alive.mappings {
             let advice = if mapping.advice.contains(&no) { no } else { yes };
-            script.call(libc::SYS_madvise, &[start, len, advice as u64]);
+            match runs.last_mut() {
+                Some((_, end, last))
+                    if *last == advice && !(*end..=mapping.start).contains(&kernels) =>
+                {
+                    *end = mapping.end;
+                }
+                _ => runs.push((mapping.start, mapping.end, advice)),
+            }
+        }
+        for (start, end, advice) in runs {
+            script.call(libc::SYS_madvise, &[start, end - start, advice as u64]);
         }
     }
 }
@@ -83,9 +90,9 @@ pub(super) fn state(script: &mut Script, alive: &Alive) -> io::Result<()> {
     Ok(())
 }
 
-/// At least as much as the data of [`state`], [`thread_state`] and the locks takes: all of it is written into the process.
+/// At least as much as the data of all steps takes: all of it is written into the process.
 pub(super) fn room(alive: &Alive) -> usize {
     const EACH: usize = 64;
     let things = alive.actions.len() + alive.timers.len() + alive.posix_timers.len();
-    EACH * (things + alive.locks.len() + 4) + alive.cwd.len()
+    EACH * (things + alive.locks.len() + 6) + alive.cwd.len()
 }

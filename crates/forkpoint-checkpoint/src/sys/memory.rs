@@ -69,6 +69,35 @@ pub(crate) fn gather(pid: i32, ranges: &[(u64, u64)], buffer: &mut [u8]) -> io::
     Ok(())
 }
 
+/// The other way: writes `bytes`, which are as many as the ranges have together, to where a program may write.
+pub(crate) fn scatter(pid: i32, ranges: &[(u64, u64)], bytes: &[u8]) -> io::Result<()> {
+    let mut done = 0;
+    for ranges in ranges.chunks(VECTOR_MAX) {
+        step();
+        let remote: Vec<_> =
+            ranges.iter().map(|(start, end)| vector(*start, (end - start) as usize)).collect();
+        let len: usize = remote.iter().map(|piece| piece.iov_len).sum();
+        let Some(part) = bytes.get(done..done + len) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let local = vector(part.as_ptr() as u64, len);
+        // SAFETY: the local vector is `part`, which is only read.
+        let got = check(unsafe {
+            libc::process_vm_writev(
+                pid,
+                &raw const local,
+                1,
+                remote.as_ptr(),
+                remote.len() as u64,
+                0,
+            )
+        } as i64)?;
+        whole(got, len)?;
+        done += len;
+    }
+    Ok(())
+}
+
 fn whole(got: i64, wanted: usize) -> io::Result<()> {
     if got as usize == wanted { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
 }
@@ -113,6 +142,9 @@ pub(crate) const WRITTEN_SINCE: Query = Query {
     any_of: 0,
     wanted: WRITTEN,
 };
+/// The same, and only looked at: what it tells now it tells again.
+pub(crate) const WRITTEN_SO_FAR: Query = Query { flags: MUST_BE_TRACKED, ..WRITTEN_SINCE };
+
 #[repr(C)]
 #[derive(Default)]
 struct ScanArgs {

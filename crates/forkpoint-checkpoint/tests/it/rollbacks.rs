@@ -1,6 +1,9 @@
 //! Back in place.
 
-use std::{cell::Cell, io};
+use std::{
+    io,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use forkpoint_checkpoint::{
     CaptureSpec, Captured, Chain, Error, Files, Tracker, Tree, bare::Bare, capture,
@@ -182,14 +185,14 @@ while True:
 /// Files that do not fit keep everything as it is.
 #[test]
 fn files_are_looked_at_before_anything_is_touched() {
-    struct Unfit<'a>(&'a Cell<bool>);
+    struct Unfit<'a>(&'a AtomicBool);
     impl Files for Unfit<'_> {
         fn look(&mut self, _: &Snapshot) -> io::Result<Option<String>> {
             Ok(Some("there are too many of them".to_owned()))
         }
 
         fn put_back(&mut self) -> io::Result<()> {
-            self.0.set(true);
+            self.0.store(true, Ordering::Relaxed);
             Ok(())
         }
     }
@@ -200,13 +203,13 @@ fn files_are_looked_at_before_anything_is_touched() {
     let captured = capture(&tree, &spec, || Ok(())).unwrap();
     place.write(&captured);
     let chain = Chain::open(place.images.clone()).unwrap();
-    let touched = Cell::new(false);
+    let touched = AtomicBool::new(false);
     let err = until("it is tried", || {
         let err = rollback(&tree, &chain, &spec, Unfit(&touched)).unwrap_err();
         (!err.to_string().contains("as descriptor")).then_some(err)
     });
     assert!(err.to_string().contains("too many of them"), "{err}");
-    assert!(!touched.get());
+    assert!(!touched.load(Ordering::Relaxed));
     place.put("now", "");
     until("it goes on", || Some(place.read("now")).filter(|text| text.ends_with('.')));
 }

@@ -16,7 +16,7 @@ while True:
     if wanted > n:
         n = wanted
         for at in range(0, 100 * 4096, 4096): m[at * 20 % (30 << 20)] = n
-        if n == 3: m.madvise(mmap.MADV_DONTNEED, 16 << 20, 1 << 20)
+        if n == 3: m.madvise(mmap.MADV_DONTNEED, 16 << 20, 6 << 20)
         open('/mnt/answer.new', 'w').write(f'{n} {zlib.crc32(m)}.')
         os.rename('/mnt/answer.new', '/mnt/answer')
     time.sleep(0.002)
