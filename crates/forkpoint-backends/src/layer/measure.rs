@@ -1,8 +1,8 @@
 //! Counts what a layer holds.
 
-use std::{collections::HashSet, ffi::CString, io, os::fd::OwnedFd};
+use std::{collections::HashSet, ffi::CString, io, mem::MaybeUninit, os::fd::OwnedFd};
 
-use rustix::fs::{AtFlags, Dir, FileType, Stat, statat};
+use rustix::fs::{AtFlags, FileType, RawDir, Stat, statat};
 
 use super::{
     LayerResult, LayerSize,
@@ -38,26 +38,42 @@ pub(super) fn measure(mut cursor: DirCursor) -> LayerResult<LayerSize> {
 pub(super) fn measure_small(root: OwnedFd, entries_max: usize) -> Option<LayerSize> {
     let mut counter = Counter::default();
     let mut pending = vec![root];
-    let mut entries = 0;
+    let mut left = entries_max;
     while let Some(directory) = pending.pop() {
-        for entry in Dir::read_from(&directory).ok()? {
-            let entry = entry.ok()?;
-            let name = entry.file_name();
-            if name == c"." || name == c".." {
+        // Names tell that there are too many at a fraction of what it costs to look at each.
+        let names = few_names(&directory, left)?;
+        left -= names.len();
+        for (name, kind) in names {
+            if kind == FileType::Directory {
+                pending.push(open_directory(&directory, &name).ok()?);
                 continue;
             }
-            entries += 1;
-            if entries > entries_max {
-                return None;
-            }
-            let stat = statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
+            let stat = statat(&directory, &name, AtFlags::SYMLINK_NOFOLLOW).ok()?;
             match FileType::from_raw_mode(stat.st_mode) {
-                FileType::Directory => pending.push(open_directory(&directory, name).ok()?),
+                FileType::Directory => pending.push(open_directory(&directory, &name).ok()?),
                 _ => counter.add(&stat),
             }
         }
     }
     Some(counter.size)
+}
+
+/// `None` if there are more than `most`, or they cannot be read.
+fn few_names(directory: &OwnedFd, most: usize) -> Option<Vec<(CString, FileType)>> {
+    let mut names = Vec::new();
+    let mut buffer = [MaybeUninit::uninit(); 4096];
+    let mut raw = RawDir::new(directory, &mut buffer);
+    while let Some(entry) = raw.next() {
+        let entry = entry.ok()?;
+        if matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            continue;
+        }
+        if names.len() == most {
+            return None;
+        }
+        names.push((entry.file_name().to_owned(), entry.file_type()));
+    }
+    Some(names)
 }
 
 fn is_passed_over(err: &io::Error) -> bool {

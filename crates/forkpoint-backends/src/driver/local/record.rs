@@ -10,6 +10,7 @@ use std::{
     io,
     os::fd::OwnedFd,
     path::{Path, PathBuf},
+    sync::OnceLock,
 };
 
 use forkpoint_core::{
@@ -112,7 +113,7 @@ pub(super) struct InitRecord {
 impl InitRecord {
     pub(super) fn of(pid: Pid) -> io::Result<Self> {
         let pid = pid.as_raw_nonzero().get();
-        Ok(Self { pid, started: started(pid)?, boot: boot_id()? })
+        Ok(Self { pid, started: started(pid)?, boot: boot_id()?.to_owned() })
     }
 
     pub(super) fn is_alive(&self) -> bool {
@@ -121,8 +122,14 @@ impl InitRecord {
     }
 }
 
-pub(super) fn boot_id() -> io::Result<String> {
-    Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
+/// No process outlives a boot.
+fn boot_id() -> io::Result<&'static str> {
+    static READ: OnceLock<String> = OnceLock::new();
+    if let Some(boot) = READ.get() {
+        return Ok(boot);
+    }
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(READ.get_or_init(|| boot.trim().to_owned()))
 }
 
 /// When a process that lives was started. One that ended and waits to be reaped does not live.
