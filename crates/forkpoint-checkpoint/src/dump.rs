@@ -18,7 +18,11 @@ use crate::{
     mounts::{self, Names},
     pager::until_whole,
     segments,
-    sys::{self, Deadline, ipc::Tables, ptrace},
+    sys::{
+        self, Deadline,
+        ipc::{Opening, Tables},
+        ptrace,
+    },
     track::{LiesOver, Tracker},
 };
 
@@ -308,8 +312,8 @@ fn look_at_mounts(
 }
 
 /// Opened while everything runs.
-pub(crate) fn tables(tree: &Tree) -> Result<Tables> {
-    Tables::of(tree.init).system("look at memory of System V")
+fn tables(tree: &Tree) -> Result<Tables> {
+    Tables::begin(tree.init).and_then(Opening::wait).system("look at memory of System V")
 }
 
 fn look_at_segments(

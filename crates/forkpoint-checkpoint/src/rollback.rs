@@ -100,10 +100,11 @@ fn go_back(
     spec: &CaptureSpec,
     mut files: impl Files,
 ) -> Result<RolledBack> {
-    let tables = dump::tables(tree)?;
+    let tables = Tables::begin(tree.init).system("look at memory of System V")?;
     let start = sys::now();
     let deadline = Deadline::after(spec.patience);
     let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
+    let tables = tables.wait().system("look at memory of System V")?;
     let plan = Plan::new(tracker.as_deref(), tree, spec, chain, tables, &mut frozen)?;
     if let Some(why) = files.look(&chain.top().snapshot).system("look at the files")? {
         return Err(not_in_place(why));

@@ -82,6 +82,16 @@ impl Tracker {
         Self { base: Some(base.id), processes: processes.collect(), early: None }
     }
 
+    /// As [`from_handles`](Self::from_handles), for who goes back and does not capture: what was mapped when the image was
+    /// made is not asked for.
+    #[must_use]
+    pub fn to_go_back(base: ImageId, handles: impl IntoIterator<Item = Handle>) -> Self {
+        let tracked =
+            |Handle { pid, started, uffd }| (pid, Tracked { started, uffd, mappings: Vec::new() });
+        let processes = handles.into_iter().map(tracked).collect();
+        Self { base: Some(base), processes, early: None }
+    }
+
     /// The last capture was written as this image: the next may lie over it.
     pub fn note(&mut self, id: ImageId) {
         self.base = Some(id);

@@ -5,6 +5,7 @@ use std::{
     io::{self, Read as _, Seek as _},
     os::fd::AsFd as _,
     slice,
+    thread::{self, JoinHandle},
 };
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -29,13 +30,17 @@ pub(crate) fn in_namespace_of<T: Send>(
     act: impl FnOnce() -> io::Result<T> + Send,
 ) -> io::Result<T> {
     let namespace = File::open(format!("/proc/{pid}/ns/ipc"))?;
-    let enter = || {
-        let kind = Some(LinkNameSpaceType::InterProcessCommunication);
-        move_into_link_name_space(namespace.as_fd(), kind)?;
+    let go = || {
+        enter(&namespace)?;
         act()
     };
-    std::thread::scope(|scope| scope.spawn(enter).join())
+    thread::scope(|scope| scope.spawn(go).join())
         .unwrap_or_else(|_| Err(io::Error::other("it was not finished")))
+}
+
+fn enter(namespace: &File) -> io::Result<()> {
+    let kind = Some(LinkNameSpaceType::InterProcessCommunication);
+    Ok(move_into_link_name_space(namespace.as_fd(), kind)?)
 }
 
 /// What the kernel tells of all that a namespace of System V has. Opened once, it can be read again and again by
@@ -46,13 +51,27 @@ pub(crate) struct Tables {
     others: [(File, &'static str); 2],
 }
 
+/// [`Tables`] on their way.
+#[derive(Debug)]
+pub(crate) struct Opening(JoinHandle<io::Result<Tables>>);
+
+impl Opening {
+    pub(crate) fn wait(self) -> io::Result<Tables> {
+        self.0.join().unwrap_or_else(|_| Err(io::Error::other("it was not finished")))
+    }
+}
+
 impl Tables {
-    pub(crate) fn of(pid: i32) -> io::Result<Self> {
-        in_namespace_of(pid, || {
+    /// Begins to open those of a process, so that something else can be done meanwhile.
+    pub(crate) fn begin(pid: i32) -> io::Result<Opening> {
+        let namespace = File::open(format!("/proc/{pid}/ns/ipc"))?;
+        let open = move || {
+            enter(&namespace)?;
             let open = |name: &str| File::open(format!("/proc/sysvipc/{name}"));
             let others = [(open("sem")?, "semaphores"), (open("msg")?, "a message queue")];
             Ok(Self { segments: open("shm")?, others })
-        })
+        };
+        thread::Builder::new().spawn(open).map(Opening)
     }
 
     /// What there is besides segments.

@@ -125,6 +125,10 @@ impl Commit<'_> {
             .query_row([Shown(sandbox)], |row| Ok((row.get("driver")?, shown_if_any(row, "head")?)))
             .optional()?;
         let Some((driver, head)): Option<(String, _)> = before else { return Ok(()) };
+        if head == Some(snapshot) {
+            // It has all that it needs.
+            return Ok(());
+        }
         self.tx.prepare_cached(sql!("stand_on"))?.execute((Shown(sandbox), Shown(snapshot)))?;
         let held = piece::release(self.tx, &driver, sandbox)?;
         piece::hold_as(self.tx, &driver, snapshot, sandbox)?;

@@ -73,10 +73,30 @@ pub(super) fn ask_with(
     request: &Request,
     fds: &[BorrowedFd<'_>],
 ) -> io::Result<(Reply, Vec<OwnedFd>)> {
-    let socket = wire::connect_in(&place.open()?, &Place::socket(record.launches))?;
-    rustix::io::ioctl_fionbio(&socket, false)?;
-    set_socket_timeout(&socket, Timeout::Recv, Some(INIT_MAX))?;
-    wire::send(socket.as_fd(), request, fds)?;
-    let ended = || io::Error::new(io::ErrorKind::ConnectionReset, "the sandbox ended");
-    wire::receive(&socket)?.ok_or_else(ended)
+    let line = Line::open(place, record)?;
+    line.send(request, fds)?;
+    line.receive()
+}
+
+/// The same, for several questions.
+#[derive(Debug)]
+pub(super) struct Line(OwnedFd);
+
+impl Line {
+    pub(super) fn open(place: &Place, record: &Record) -> io::Result<Self> {
+        let socket = wire::connect_in(&place.open()?, &Place::socket(record.launches))?;
+        rustix::io::ioctl_fionbio(&socket, false)?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(INIT_MAX))?;
+        Ok(Self(socket))
+    }
+
+    pub(super) fn send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        wire::send(self.0.as_fd(), request, fds)
+    }
+
+    /// The answer to the first question that has none.
+    pub(super) fn receive(&self) -> io::Result<(Reply, Vec<OwnedFd>)> {
+        let ended = || io::Error::new(io::ErrorKind::ConnectionReset, "the sandbox ended");
+        wire::receive(&self.0)?.ok_or_else(ended)
+    }
 }

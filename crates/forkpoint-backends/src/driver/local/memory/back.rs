@@ -13,7 +13,7 @@ use std::{
 
 use forkpoint_checkpoint::{
     self as checkpoint, Chain, Files,
-    image::{FileKind, Snapshot},
+    image::{FileKind, Mapping, MappingKind, Process, Snapshot},
     restore::check_machine,
 };
 use forkpoint_core::{
@@ -63,7 +63,7 @@ impl Host {
         let Some(mut since) = self.since_image(record, chain.top()) else {
             return anew("nobody noted what was written to its memory since, and it has much");
         };
-        let files = LiveFiles { host: self, record, view, back: None };
+        let files = LiveFiles { host: self, record, view, back: None, maps_files: true };
         match since.rollback(&tree(record), chain, &how(), files) {
             Ok(_) => {}
             Err(checkpoint::Error::NotInPlace { why }) => return anew(why),
@@ -187,6 +187,8 @@ struct LiveFiles<'a> {
     record: &'a Record,
     view: &'a LayerView,
     back: Option<Back>,
+    /// Whether anybody will have files mapped that others see: nobody has others mapped than the image tells of.
+    maps_files: bool,
 }
 
 impl LiveFiles<'_> {
@@ -208,7 +210,10 @@ impl LiveFiles<'_> {
         if self.record.captured.is_none() {
             return Ok(());
         }
-        let mapped = self.host.mapped_files(self.record).map_err(io::Error::other)?;
+        let mapped = match self.maps_files {
+            true => self.host.mapped_files(self.record).map_err(io::Error::other)?,
+            false => Vec::new(),
+        };
         let upper = self.place().upper(self.record.generation);
         let spec = CaptureSpec { mapped: &mapped, ..CaptureSpec::new(&upper) };
         let state = describe_upper(&spec, self.host.store.marks()).map_err(io::Error::other)?;
@@ -241,6 +246,9 @@ impl LiveFiles<'_> {
 
 impl Files for LiveFiles<'_> {
     fn look(&mut self, snapshot: &Snapshot) -> io::Result<Option<String>> {
+        let alive = snapshot.processes.iter().filter_map(Process::alive);
+        let is_shared = |mapping: &Mapping| matches!(mapping.kind, MappingKind::Shared { .. });
+        self.maps_files = alive.flat_map(|alive| &alive.mappings).any(is_shared);
         let was = self.was()?;
         let spec = BackSpec {
             upper: &self.place().upper(self.record.generation),

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 use super::KeptMemory;
 use crate::driver::local::{
     cgroup::Cgroup,
-    connection::{ask_blocking, ask_with},
+    connection::Line,
     host::Host,
     init::{Reply, Request},
     record::Record,
@@ -41,6 +41,8 @@ pub(super) struct Since {
     pub(super) below: Vec<KeptMemory>,
     /// What it lies over above these, if nobody's snapshot has that yet.
     pub(super) merged: Option<Image>,
+    /// To init, of whom it was had.
+    line: Option<Line>,
 }
 
 /// What init is told of the descriptors that it holds.
@@ -91,18 +93,21 @@ impl Host {
             return Since::default();
         }
         let memory = record.cgroup.as_ref().and_then(|cgroup| Cgroup::usage(cgroup).memory_bytes);
-        let found = self.take_tracker(record).ok().flatten();
+        let line = Line::open(&self.place(record.id), record).ok();
+        let found = line.as_ref().and_then(|line| self.take_tracker(record, line).ok().flatten());
         if memory.is_some_and(|bytes| bytes <= SMALL) {
             return Since::default();
         }
-        found.unwrap_or_else(|| Since { tracker: Some(Tracker::new()), ..Since::default() })
+        let since =
+            found.unwrap_or_else(|| Since { tracker: Some(Tracker::new()), ..Since::default() });
+        Since { line, ..since }
     }
 
-    fn take_tracker(&self, record: &Record) -> io::Result<Option<Since>> {
-        let Some((note, handles)) = self.take_handles(record)? else { return Ok(None) };
+    fn take_tracker(&self, record: &Record, line: &Line) -> io::Result<Option<Since>> {
+        let Some((note, handles)) = take_handles(record, line)? else { return Ok(None) };
         if let Some((image, below)) = self.find_merged(record, note.snapshot, &note.below) {
             let tracker = Some(Tracker::from_handles(&image, handles));
-            return Ok(Some(Since { tracker, below, merged: Some(image) }));
+            return Ok(Some(Since { tracker, below, merged: Some(image), ..Since::default() }));
         }
         if note.below.len() >= IMAGES_MAX {
             return Ok(None);
@@ -110,43 +115,24 @@ impl Host {
         let image = Image::open(self.image(note.snapshot)).map_err(io::Error::other)?;
         let is_it = image.id.to_string() == note.image;
         let tracker = Some(Tracker::from_handles(&image, handles));
-        Ok(is_it.then_some(Since { tracker, below: note.below, merged: None }))
+        Ok(is_it.then_some(Since { tracker, below: note.below, ..Since::default() }))
     }
 
     /// What is known since the snapshot that the sandbox stands on, whose newest image this is. Where nothing is, all of
     /// its memory counts as written: `None` where that is much.
     pub(super) fn since_image(&self, record: &Record, image: &Image) -> Option<Since> {
-        let found = self.take_handles(record).ok().flatten();
+        let line = Line::open(&self.place(record.id), record).ok();
+        let found = line.as_ref().and_then(|line| take_handles(record, line).ok().flatten());
         if let Some((note, handles)) = found
             && note.image == image.id.to_string()
         {
-            let tracker = Some(Tracker::from_handles(image, handles));
-            return Some(Since { tracker, below: note.below, merged: None });
+            let tracker = Some(Tracker::to_go_back(image.id, handles));
+            return Some(Since { tracker, below: note.below, merged: None, line });
         }
         let alive = image.snapshot.processes.iter().filter_map(Process::alive);
         let pages = alive.flat_map(|alive| &alive.mappings).flat_map(|mapping| &mapping.pages);
         let bytes: u64 = pages.map(|(start, end)| end - start).sum();
         (bytes <= SMALL).then(Since::default)
-    }
-
-    fn take_handles(&self, record: &Record) -> io::Result<Option<(Note, Vec<Handle>)>> {
-        let place = self.place(record.id);
-        let (mut note, mut handles) = (None, Vec::new());
-        loop {
-            let (reply, fds) = ask_blocking(&place, record, &Request::Take)?;
-            let Reply::Kept { about: Some(about) } = reply else { break };
-            let told: Note = serde_json::from_str(&about)?;
-            let whose = told.processes.iter().zip(fds);
-            let handle = |((pid, started), uffd): (&(i32, u64), _)| Handle {
-                pid: *pid,
-                started: *started,
-                uffd,
-            };
-            handles.extend(whose.map(handle));
-            note = Some(told);
-        }
-        let of_this = |note: &Note| record.snapshot == Some(note.snapshot);
-        Ok(note.filter(of_this).map(|note| (note, handles)))
     }
 
     pub(super) fn keep_tracking(
@@ -157,7 +143,10 @@ impl Host {
         image: ImageId,
     ) -> io::Result<()> {
         let Some(tracker) = since.tracker else { return Ok(()) };
-        let place = self.place(record.id);
+        let line = match since.line {
+            Some(line) => line,
+            None => Line::open(&self.place(record.id), record)?,
+        };
         for handles in tracker.into_handles().chunks(FDS_MAX - 1) {
             let note = Note {
                 snapshot,
@@ -167,8 +156,34 @@ impl Host {
             };
             let about = serde_json::to_string(&note)?;
             let fds: Vec<_> = handles.iter().map(|handle| handle.uffd.as_fd()).collect();
-            ask_with(&place, record, &Request::Keep { about }, &fds)?;
+            line.send(&Request::Keep { about }, &fds)?;
+            line.receive()?;
         }
         Ok(())
     }
+}
+
+/// All that init holds.
+fn take_handles(record: &Record, line: &Line) -> io::Result<Option<(Note, Vec<Handle>)>> {
+    let (mut note, mut handles) = (None, Vec::new());
+    // There is rarely more than one, and that there is no more is told by the next: both are asked for at once.
+    line.send(&Request::Take, &[])?;
+    loop {
+        line.send(&Request::Take, &[])?;
+        let (reply, fds) = line.receive()?;
+        let Reply::Kept { about: Some(about) } = reply else { break };
+        let told: Note = serde_json::from_str(&about)?;
+        let whose = told.processes.iter().zip(fds);
+        let handle = |((pid, started), uffd): (&(i32, u64), _)| Handle {
+            pid: *pid,
+            started: *started,
+            uffd,
+        };
+        handles.extend(whose.map(handle));
+        note = Some(told);
+    }
+    // To the one question too many.
+    line.receive()?;
+    let of_this = |note: &Note| record.snapshot == Some(note.snapshot);
+    Ok(note.filter(of_this).map(|note| (note, handles)))
 }
