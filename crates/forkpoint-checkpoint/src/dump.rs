@@ -438,7 +438,7 @@ fn dead(frozen: &Frozen, inside: &HashMap<i32, i32>) -> Result<Vec<Process>> {
             // It ended between two looks; who waits for it is told by its parent's next look.
             _ => return Err(Error::Ended { pid: *pid }),
         };
-        let status = Status::of(*pid, *pid).doing("read the state", *pid)?;
+        let status = Status::of(*pid).doing("read the state", *pid)?;
         let number = |key| status.last(key).doing("read the numbers", *pid);
         all.push(Process {
             pid: number("NSpid")?,

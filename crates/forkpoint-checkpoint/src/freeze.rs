@@ -6,7 +6,7 @@
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
-    fs, io,
+    io,
     os::fd::OwnedFd,
     time::Duration,
 };
@@ -17,7 +17,7 @@ use crate::{
     arch::Registers,
     error::{Doing as _, Error, Result},
     hand::Hand,
-    sys::{self, Deadline, Patience, ptrace},
+    sys::{self, Deadline, Patience, Proc, ptrace},
 };
 
 /// How long one attempt waits for one task. A parent in `vfork` waits for its child, and the child for
@@ -61,13 +61,14 @@ impl Tree {
     }
 
     fn members(&self) -> Vec<Member> {
-        let member = |pid, parent| Member { pid, parent, tasks: tasks(pid) };
-        let mut all = vec![member(self.init, 0)];
+        let mut all = vec![Member { pid: self.init, parent: 0, tasks: Vec::new() }];
         let mut next = 0;
         while next < all.len() && all.len() < TASKS_MAX {
             let pid = all[next].pid;
-            let more = children(&all[next]);
-            all.extend(more.into_iter().map(|child| member(child, pid)));
+            let (tasks, children) = listed(pid);
+            all[next].tasks = tasks;
+            let member = |child| Member { pid: child, parent: pid, tasks: Vec::new() };
+            all.extend(children.into_iter().map(member));
             next += 1;
         }
         all
@@ -96,24 +97,17 @@ struct Member {
     tasks: Vec<i32>,
 }
 
-/// Of all threads.
-fn children(of: &Member) -> Vec<i32> {
-    let mut all = Vec::new();
-    for tid in &of.tasks {
-        let list = sys::read_text(format!("/proc/{}/task/{tid}/children", of.pid));
-        all.extend(
-            list.unwrap_or_default().split_whitespace().filter_map(|pid| pid.parse::<i32>().ok()),
-        );
+/// Its tasks, the leader first, and the children of all of them. A process that is gone has none.
+fn listed(pid: i32) -> (Vec<i32>, Vec<i32>) {
+    let Ok(proc) = Proc::of(pid) else { return Default::default() };
+    let mut tasks = proc.numbers("task").unwrap_or_default();
+    tasks.sort_by_key(|tid| (*tid != pid, *tid));
+    let mut children = Vec::new();
+    for tid in &tasks {
+        let list = proc.text(&format!("task/{tid}/children")).unwrap_or_default();
+        children.extend(list.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
     }
-    all
-}
-
-fn tasks(pid: i32) -> Vec<i32> {
-    let Ok(list) = fs::read_dir(format!("/proc/{pid}/task")) else { return Vec::new() };
-    let numbers = list.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let mut all: Vec<i32> = numbers.collect();
-    all.sort_by_key(|tid| (*tid != pid, *tid));
-    all
+    (tasks, children)
 }
 
 /// A task that stands.

@@ -24,7 +24,7 @@ use crate::{
     ranges::Range,
     script::{Call, KernelPages, Outcome},
     segments,
-    sys::{Deadline, Patience, ptrace, read_text, task::threads_here},
+    sys::{Deadline, Patience, Proc, ptrace, read_text, task::threads_here},
 };
 
 mod assemble;
@@ -207,7 +207,7 @@ impl<'a> Plan<'a> {
     }
 
     fn find(&self, held: &Held) -> Result<(&Process, &Alive, &Assembled)> {
-        let status = Status::of(held.pid, held.pid).doing("read the state", held.pid)?;
+        let status = Status::of(held.pid).doing("read the state", held.pid)?;
         let pid = status.last("NSpid").doing("read the number", held.pid)?;
         let at = self.snapshot().processes.iter().position(|process| process.pid == pid);
         at.and_then(|at| {
@@ -256,11 +256,12 @@ impl<'a> Plan<'a> {
 fn take_place(held: &mut Held, alive: &Alive, script: &Assembled) -> io::Result<()> {
     let pid = held.pid;
     let mut numbers = Vec::with_capacity(held.tasks.len());
-    let status = Status::of(pid, pid)?;
+    let proc = Proc::of(pid)?;
+    let status = Status::in_directory(&proc)?;
     for task in &mut held.tasks {
         let number = match task.tid == pid {
             true => status.last("NSpid")?,
-            false => Status::of(pid, task.tid)?.last("NSpid")?,
+            false => Status::of_thread(&proc, task.tid)?.last("NSpid")?,
         };
         let thread = alive.threads.iter().find(|thread| thread.tid == number);
         let thread = thread.ok_or_else(|| io::Error::other("a thread that nobody knows"))?;
@@ -310,7 +311,7 @@ impl Assembled {
 
 /// The number of a process in its own namespace.
 fn inside(pid: i32) -> Option<i32> {
-    Status::of(pid, pid).and_then(|status| status.last("NSpid")).ok()
+    Status::of(pid).and_then(|status| status.last("NSpid")).ok()
 }
 
 fn told(call: &Call) -> String {

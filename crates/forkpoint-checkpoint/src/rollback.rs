@@ -16,7 +16,7 @@ use crate::{
     dump::{self, CaptureSpec, Connections, Draft, Looked, shared::Door},
     error::{Doing as _, Error, Result, with_causes},
     freeze::{Frozen, Held, Tree, freeze},
-    image::{Alive, Chain, MemoryId, Process, Snapshot},
+    image::{Alive, Chain, KeptMount, MemoryId, Process, Snapshot},
     mounts::{self, Names},
     restore, segments,
     sys::{self, Deadline, Patience, ipc::Tables, ptrace},
@@ -112,11 +112,15 @@ fn go_back(
     // Who dies with half of it done must not leave it running.
     frozen.bind()?;
     // Each has enough to do that the other need not be waited for.
+    let (init, mounts) = (tree.init, &chain.top().snapshot.mounts);
     let result = std::thread::scope(|scope| {
-        let files = scope.spawn(|| files.put_back());
+        let files = scope.spawn(|| {
+            fill_mounts(init, mounts, chain)?;
+            files.put_back().system("put the files back")
+        });
         let done = plan.run(tracker.as_deref(), chain, &mut frozen, deadline);
-        let unfinished = |_| Err(io::Error::other("it was not finished"));
-        files.join().unwrap_or_else(unfinished).system("put the files back").and(done)
+        let unfinished = io::Error::other("it was not finished");
+        files.join().unwrap_or_else(|_| Err(unfinished).system("put the files back")).and(done)
     });
     if let Err(err) = result {
         if let Some(tracker) = tracker {
@@ -128,6 +132,14 @@ fn go_back(
     }
     frozen.thaw();
     result.map(|done| RolledBack { pause: sys::now().saturating_sub(start), ..done })
+}
+
+fn fill_mounts(init: i32, mounts: &[KeptMount], chain: &Chain) -> Result<()> {
+    if mounts.is_empty() {
+        return Ok(());
+    }
+    let filled = mounts::fill_from_outside(init, mounts, chain);
+    filled.map_err(|(path, source)| Error::File { doing: "fill", path, source })
 }
 
 /// Who is traced and dead stays until its tracer has asked for it, and process 1 waits for that.
@@ -252,7 +264,6 @@ impl<'a> Plan<'a> {
             filled.system("write shared memory")?;
             done.memory_bytes += memory.stored.iter().map(|s| s.end - s.start).sum::<u64>();
         }
-        self.fill_mounts(chain)?;
         self.end_new(frozen, deadline)?;
         let segments = segments::put_back(self.init, &self.tables, &self.snapshot.segments, chain);
         segments.system("write memory of System V")?;
@@ -285,14 +296,6 @@ impl<'a> Plan<'a> {
             touched += going.finish(held, steps, &self.names, chain, tracker)?;
         }
         Ok(touched)
-    }
-
-    fn fill_mounts(&self, chain: &Chain) -> Result<()> {
-        if self.snapshot.mounts.is_empty() {
-            return Ok(());
-        }
-        let filled = mounts::fill_from_outside(self.init, &self.snapshot.mounts, chain);
-        filled.map_err(|(path, source)| Error::File { doing: "fill", path, source })
     }
 
     /// Ends what was not there, and waits until it is gone.

@@ -7,11 +7,15 @@ use std::{
     fs::File,
     io::{self, Read as _},
     num::NonZeroU64,
+    os::fd::OwnedFd,
     path::Path,
     time::Duration,
 };
 
-use rustix::time::{ClockId, Timespec, clock_gettime};
+use rustix::{
+    fs::{AtFlags, Mode, OFlags, RawDir, Stat, openat, readlinkat, statat},
+    time::{ClockId, Timespec, clock_gettime},
+};
 
 pub(crate) mod fault;
 pub(crate) mod ipc;
@@ -41,18 +45,67 @@ fn step() {
     }
 }
 
-/// What a file of `/proc` says, which has neither a length nor a place that could be asked for: as the standard library
-/// would, before it reads.
+/// The directory of a process in `/proc`: what is in it is found without looking for the process each time.
+#[derive(Debug)]
+pub(crate) struct Proc(OwnedFd);
+
+impl Proc {
+    pub(crate) fn of(pid: i32) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        Ok(Self(rustix::fs::open(format!("/proc/{pid}"), flags, Mode::empty())?))
+    }
+
+    pub(crate) fn open(&self, name: &str) -> io::Result<File> {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        Ok(openat(&self.0, name, flags, Mode::empty())?.into())
+    }
+
+    pub(crate) fn text(&self, name: &str) -> io::Result<String> {
+        read_all(&self.open(name)?)
+    }
+
+    /// A path that a link tells. Others than text are not taken.
+    pub(crate) fn link(&self, name: &str) -> io::Result<String> {
+        let target = readlinkat(&self.0, name, Vec::with_capacity(256))?;
+        target.into_string().map_err(|_| io::Error::other("a name that is not UTF-8"))
+    }
+
+    /// What a link leads to.
+    pub(crate) fn stat(&self, name: &str) -> io::Result<Stat> {
+        Ok(statat(&self.0, name, AtFlags::empty())?)
+    }
+
+    /// Names in a directory that are numbers.
+    pub(crate) fn numbers(&self, name: &str) -> io::Result<Vec<i32>> {
+        const ROOM: usize = 4096;
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = openat(&self.0, name, flags, Mode::empty())?;
+        let mut room = Vec::with_capacity(ROOM);
+        let mut entries = RawDir::new(directory, room.spare_capacity_mut());
+        let mut numbers = Vec::new();
+        while let Some(entry) = entries.next() {
+            let number = |name: &str| name.parse::<i32>().ok();
+            numbers.extend(entry?.file_name().to_str().ok().and_then(number));
+        }
+        Ok(numbers)
+    }
+}
+
+/// What a file of `/proc` says.
 pub(crate) fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
+    read_all(&File::open(path)?)
+}
+
+/// It has neither a length nor a place that could be asked for: as the standard library would, before it reads.
+fn read_all(mut file: &File) -> io::Result<String> {
     const USUAL: usize = 8 << 10;
-    let file = File::open(path)?;
     let mut text = vec![0; USUAL];
     let mut len = 0;
     loop {
         if len == text.len() {
             text.resize(2 * len, 0);
         }
-        match (&file).read(&mut text[len..]) {
+        match file.read(&mut text[len..]) {
             Ok(0) => break,
             Ok(more) => len += more,
             Err(err) if err.kind() == io::ErrorKind::Interrupted => {}

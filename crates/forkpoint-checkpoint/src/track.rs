@@ -74,7 +74,7 @@ impl Tracker {
     #[must_use]
     pub fn from_handles(base: &Image, handles: impl IntoIterator<Item = Handle>) -> Self {
         let processes = handles.into_iter().filter_map(|Handle { pid, started, uffd }| {
-            let inside = Status::of(pid, pid).ok()?.last("NSpid").ok()?;
+            let inside = Status::of(pid).ok()?.last("NSpid").ok()?;
             let was = base.snapshot.processes.iter().find(|process| process.pid == inside)?;
             let mappings = was.alive()?.mappings.clone();
             Some((pid, Tracked { started, uffd, mappings }))

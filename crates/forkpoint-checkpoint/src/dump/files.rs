@@ -20,7 +20,7 @@ use rustix::{
 
 use super::{
     Connections, anonymous, locks, pipe,
-    proc::{FdInfo, link},
+    proc::FdInfo,
     socket::{self, UnixSockets},
     task::Draft,
     terminal, watch,
@@ -104,24 +104,26 @@ impl Files {
         findings: &mut Findings,
     ) -> io::Result<()> {
         let pid = held.pid;
-        let list = fs::read_dir(format!("/proc/{pid}/fd"))?;
-        let numbers = list.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-        let mut numbers: Vec<i32> = numbers.collect();
+        let mut numbers = draft.proc.numbers("fd")?;
         numbers.sort_unstable();
         for number in numbers {
             let fd = pidfd_getfd(&held.pidfd, number, PidfdGetfdFlags::empty())?;
             let stat = fstat(&fd)?;
-            if self.clients && link(&format!("/proc/{pid}/fd/{number}"))? == USERFAULTFD {
+            let name = draft.proc.link(&format!("fd/{number}"))?;
+            if self.clients && name == USERFAULTFD {
                 draft.left.push(number);
                 continue;
             }
-            let info = FdInfo::of(pid, number)?;
+            let info = FdInfo::of(&draft.proc, number)?;
             let close_on_exec = info.flags()? & libc::O_CLOEXEC != 0;
             let known = self.find(&stat, (pid, number))?;
             let file = match known {
                 Ok(file) => Some(file),
                 Err(place) => {
-                    let file = self.open_file(&fd, &stat, &info, (pid, number), draft, findings)?;
+                    let flags = info.flags()? & KEPT_FLAGS;
+                    let (fd, stat, info) = (&fd, &stat, &info);
+                    let seen = Seen { fd, stat, info, name: &name, flags, number };
+                    let file = self.open_file(&seen, pid, draft, findings)?;
                     if let Some(file) = file {
                         let same = self.index.entry((stat.st_dev, stat.st_ino)).or_default();
                         same.insert(place, file);
@@ -157,22 +159,17 @@ impl Files {
 
     fn open_file(
         &mut self,
-        fd: &OwnedFd,
-        stat: &Stat,
-        info: &FdInfo,
-        holder: Holder,
+        seen: &Seen<'_>,
+        pid: i32,
         draft: &Draft,
         findings: &mut Findings,
     ) -> io::Result<Option<usize>> {
-        let (pid, number) = holder;
-        let name = link(&format!("/proc/{pid}/fd/{number}"))?;
-        let flags = info.flags()? & KEPT_FLAGS;
+        let Seen { stat, info, name, flags, number, .. } = *seen;
         if flags & libc::O_ASYNC != 0 {
             let thing = format!("descriptor {number} that signals");
             findings.refuse(&draft.whose, thing, "whom it signals is not captured");
         }
-        let seen = Seen { fd, stat, info, name: &name, flags, number };
-        let kind = self.kind(&seen, draft).and_then(|kind| Ok((kind, locks::of_file(info)?)));
+        let kind = self.kind(seen, draft).and_then(|kind| Ok((kind, locks::of_file(info)?)));
         let (mut kind, mut locks) = match kind {
             Ok(kind) => kind,
             Err(reason) => {
@@ -189,7 +186,7 @@ impl Files {
             self.half_pipes.push((file, *pipe, is_writer(flags), draft.whose.clone()));
         }
         self.files.push(OpenFile { flags, kind, locks });
-        self.holders.push(holder);
+        self.holders.push((pid, number));
         self.inodes.push(stat.st_ino);
         Ok(Some(file))
     }

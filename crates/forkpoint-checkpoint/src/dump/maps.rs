@@ -1,12 +1,14 @@
 //! Mappings of a process.
 
-use std::{collections::HashMap, fs, io, os::unix::fs::MetadataExt as _};
+use std::{collections::HashMap, io};
+
+use rustix::fs::FileType;
 
 use crate::{
     coverage::{self, Findings, Whose},
     image::{Mapping, MappingKind, MemoryId},
     mounts::Names,
-    sys::read_text,
+    sys::Proc,
 };
 
 /// A process's address space, as far as it can be captured.
@@ -59,25 +61,25 @@ struct Known<'a> {
 impl Maps {
     /// `names` are of files in memory.
     pub(crate) fn of(
-        pid: i32,
+        proc: &Proc,
         names: &Names,
         whose: &Whose,
         findings: &mut Findings,
     ) -> io::Result<Self> {
-        let text = read_text(format!("/proc/{pid}/maps"))?;
+        let text = proc.text("maps")?;
         let mut maps = Self::default();
         let mut known = Known { names, sizes: HashMap::new() };
         for line in text.lines() {
             let line =
                 parse(line).ok_or_else(|| io::Error::other("a mapping is not understood"))?;
-            maps.add(pid, &line, &mut known, whose, findings);
+            maps.add(proc, &line, &mut known, whose, findings);
         }
         Ok(maps)
     }
 
     fn add(
         &mut self,
-        pid: i32,
+        proc: &Proc,
         line: &Line<'_>,
         known: &mut Known<'_>,
         whose: &Whose,
@@ -95,7 +97,7 @@ impl Maps {
             }
             _ => {}
         }
-        let kind = match kind(pid, line, known) {
+        let kind = match kind(proc, line, known) {
             Ok(kind) => kind,
             Err(why) => {
                 let name = if line.name.is_empty() { "without a name" } else { line.name };
@@ -116,7 +118,7 @@ impl Maps {
     }
 }
 
-fn kind(pid: i32, line: &Line<'_>, known: &mut Known<'_>) -> Result<MappingKind, String> {
+fn kind(proc: &Proc, line: &Line<'_>, known: &mut Known<'_>) -> Result<MappingKind, String> {
     let name = line.name;
     let is_anonymous = name.is_empty()
         || name == "[heap]"
@@ -135,7 +137,7 @@ fn kind(pid: i32, line: &Line<'_>, known: &mut Known<'_>) -> Result<MappingKind,
     let mut path = name.to_owned();
     let len_bytes = match known.sizes.get(name) {
         Some(size) => *size,
-        None => match mapped(pid, line, known.names)? {
+        None => match mapped(proc, line, known.names)? {
             Mapped::File(size) => *known.sizes.entry(path.clone()).or_insert(size),
             Mapped::Renamed(name, size) => {
                 path = name;
@@ -167,23 +169,23 @@ enum Mapped {
     Memory(MemoryId),
 }
 
-fn mapped(pid: i32, line: &Line<'_>, names: &Names) -> Result<Mapped, String> {
-    let link = format!("/proc/{pid}/map_files/{:x}-{:x}", line.start, line.end);
-    let file = fs::metadata(link).map_err(|err| format!("its file cannot be looked at ({err})"))?;
-    if !file.is_file() {
+fn mapped(proc: &Proc, line: &Line<'_>, names: &Names) -> Result<Mapped, String> {
+    let file = proc.stat(&format!("map_files/{:x}-{:x}", line.start, line.end));
+    let file = file.map_err(|err| format!("its file cannot be looked at ({err})"))?;
+    if FileType::from_raw_mode(file.st_mode) != FileType::RegularFile {
         return Err("it is a device's, and those are not captured".to_owned());
     }
-    let id = (file.dev(), file.ino());
-    if file.nlink() == 0 {
+    let (id, len_bytes) = ((file.st_dev, file.st_ino), file.st_size as u64);
+    if file.st_nlink == 0 {
         return Ok(Mapped::Memory(id));
     }
     if line.name.ends_with(" (deleted)") {
         if let Some(name) = names.get(&id) {
-            return Ok(Mapped::Renamed(name.clone(), file.len()));
+            return Ok(Mapped::Renamed(name.clone(), len_bytes));
         }
         return Err("its file was renamed or replaced; restart the program".to_owned());
     }
-    Ok(Mapped::File(file.len()))
+    Ok(Mapped::File(len_bytes))
 }
 
 #[cfg(test)]
@@ -204,7 +206,9 @@ mod tests {
     fn our_own_mappings_are_read() {
         let pid = std::process::id() as i32;
         let whose = Whose { pid, name: "test".to_owned() };
-        let maps = Maps::of(pid, &Names::new(), &whose, &mut Findings::default()).unwrap();
+        let maps =
+            Maps::of(&Proc::of(pid).unwrap(), &Names::new(), &whose, &mut Findings::default())
+                .unwrap();
         assert!(maps.vdso.is_some() && maps.kernel_start < maps.vdso.map(|vdso| vdso.0));
         let stacks = maps
             .mappings

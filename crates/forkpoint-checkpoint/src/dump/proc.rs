@@ -1,8 +1,8 @@
 //! What `/proc` tells, parsed. All of it may be chosen by the program, and is bounded.
 
-use std::{fs, io};
+use std::io;
 
-use crate::sys::read_text;
+use crate::sys::{Proc, read_text};
 
 /// One of a task's `status` files.
 #[derive(Debug)]
@@ -13,8 +13,20 @@ pub(crate) struct Status {
 }
 
 impl Status {
-    pub(crate) fn of(pid: i32, tid: i32) -> io::Result<Self> {
-        let text = read_text(format!("/proc/{pid}/task/{tid}/status"))?;
+    pub(crate) fn of(pid: i32) -> io::Result<Self> {
+        Self::in_directory(&Proc::of(pid)?)
+    }
+
+    /// Of a process, which is that of its leader.
+    pub(crate) fn in_directory(proc: &Proc) -> io::Result<Self> {
+        proc.text("status").map(Self::parse)
+    }
+
+    pub(crate) fn of_thread(proc: &Proc, tid: i32) -> io::Result<Self> {
+        proc.text(&format!("task/{tid}/status")).map(Self::parse)
+    }
+
+    fn parse(text: String) -> Self {
         let (mut lines, mut start) = (Vec::with_capacity(64), 0);
         // A name in it has no line break that the kernel did not write.
         for line in text.split('\n') {
@@ -23,7 +35,7 @@ impl Status {
             }
             start += line.len() + 1;
         }
-        Ok(Self { text, lines })
+        Self { text, lines }
     }
 
     pub(crate) fn text(&self, key: &str) -> &str {
@@ -69,7 +81,11 @@ pub(crate) struct Stat {
 
 impl Stat {
     pub(crate) fn of(pid: i32) -> io::Result<Self> {
-        let text = read_text(format!("/proc/{pid}/stat"))?;
+        Self::in_directory(&Proc::of(pid)?)
+    }
+
+    pub(crate) fn in_directory(proc: &Proc) -> io::Result<Self> {
+        let text = proc.text("stat")?;
         // The name may hold anything, also brackets.
         let end = text.rfind(')').ok_or_else(|| missing("stat"))?;
         let mut words = text[end + 1..].split_ascii_whitespace();
@@ -127,8 +143,8 @@ impl Ids {
 pub(crate) struct FdInfo(String);
 
 impl FdInfo {
-    pub(crate) fn of(pid: i32, number: i32) -> io::Result<Self> {
-        read_text(format!("/proc/{pid}/fdinfo/{number}")).map(Self)
+    pub(crate) fn of(proc: &Proc, number: i32) -> io::Result<Self> {
+        proc.text(&format!("fdinfo/{number}")).map(Self)
     }
 
     pub(crate) fn field(&self, key: &str) -> Option<&str> {
@@ -149,12 +165,6 @@ impl FdInfo {
     }
 }
 
-/// A path that a link of `/proc` tells. Others than text are not taken.
-pub(crate) fn link(path: &str) -> io::Result<String> {
-    let target = fs::read_link(path)?;
-    target.into_os_string().into_string().map_err(|_| io::Error::other("a name that is not UTF-8"))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -172,7 +182,7 @@ mod tests {
     #[test]
     fn our_own_status_is_read() {
         let pid = std::process::id() as i32;
-        let status = Status::of(pid, pid).unwrap();
+        let status = Status::of(pid).unwrap();
         assert_eq!(status.last("NSpid").unwrap(), pid);
         assert_eq!(status.numbers("Uid").len(), 4);
         assert!(Stat::of(pid).unwrap().number(26) > 0);

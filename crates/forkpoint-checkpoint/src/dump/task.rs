@@ -1,10 +1,10 @@
 //! Processes, as they are seen from outside.
 
-use std::{fs, io};
+use std::io::{self, Read as _};
 
 use super::{
     maps::Maps,
-    proc::{Ids, Stat, Status, link},
+    proc::{Ids, Stat, Status},
     thread::{infos, look_at_thread},
 };
 use crate::{
@@ -14,7 +14,7 @@ use crate::{
     image::{Alive, Bytes, PosixTimer, Space, Thread},
     mounts::{self, Names},
     script::Foothold,
-    sys::{self, ptrace},
+    sys::{self, Proc, ptrace},
 };
 
 /// How much of a process is read.
@@ -32,12 +32,20 @@ pub(super) struct Common {
     depth: Depth,
     pub(super) uids: Ids,
     pub(super) gids: Ids,
-    namespaces: Vec<(String, String)>,
+    namespaces: Vec<String>,
     pub(super) names: Names,
 }
 
-const NAMESPACES: [&str; 8] =
-    ["cgroup", "ipc", "mnt", "net", "pid_for_children", "time_for_children", "user", "uts"];
+const NAMESPACES: [&str; 8] = [
+    "ns/cgroup",
+    "ns/ipc",
+    "ns/mnt",
+    "ns/net",
+    "ns/pid_for_children",
+    "ns/time_for_children",
+    "ns/user",
+    "ns/uts",
+];
 
 impl Common {
     pub(super) fn of(init: i32, mounts: &[&str], depth: Depth) -> io::Result<Self> {
@@ -45,7 +53,7 @@ impl Common {
             depth,
             uids: Ids::of(init, "uid_map")?,
             gids: Ids::of(init, "gid_map")?,
-            namespaces: namespaces(init)?,
+            namespaces: namespaces(&Proc::of(init)?)?,
             names: mounts::names(init, mounts)?,
         })
     }
@@ -59,15 +67,15 @@ impl Common {
     }
 }
 
-fn namespaces(pid: i32) -> io::Result<Vec<(String, String)>> {
-    let one = |kind: &&str| Ok(((*kind).to_owned(), link(&format!("/proc/{pid}/ns/{kind}"))?));
-    NAMESPACES.iter().map(one).collect()
+fn namespaces(proc: &Proc) -> io::Result<Vec<String>> {
+    NAMESPACES.iter().map(|kind| proc.link(kind)).collect()
 }
 
 /// A process on its way into an image.
 #[derive(Debug)]
 pub(crate) struct Draft {
     pub(crate) whose: Whose,
+    pub(crate) proc: Proc,
     /// See [`Stat::started`].
     pub(crate) started: u64,
     pub(crate) parent_outside: i32,
@@ -86,11 +94,12 @@ pub(crate) struct Draft {
 /// All that can be read from outside. Threads are in the order of `held.tasks`.
 pub(super) fn look(held: &mut Held, common: &Common, findings: &mut Findings) -> io::Result<Draft> {
     let pid = held.pid;
-    let status = Status::of(pid, pid)?;
-    let stat = Stat::of(pid)?;
+    let proc = Proc::of(pid)?;
+    let status = Status::in_directory(&proc)?;
+    let stat = Stat::in_directory(&proc)?;
     let whose = Whose { pid: status.last("NSpid")?, name: status.text("Name").to_owned() };
-    check_process(pid, &status, common, &whose, findings)?;
-    let maps = Maps::of(pid, &common.names, &whose, findings)?;
+    check_process(&proc, &status, common, &whose, findings)?;
+    let maps = Maps::of(&proc, &common.names, &whose, findings)?;
     if maps.vdso.is_none() {
         findings.refuse(&whose, "no vDSO", "without the kernel's own code it cannot be led");
     }
@@ -103,7 +112,7 @@ pub(super) fn look(held: &mut Held, common: &Common, findings: &mut Findings) ->
     let mut threads = Vec::with_capacity(held.tasks.len());
     for task in &mut held.tasks {
         // The leader's is that of the process.
-        let own = if task.tid == pid { None } else { Some(Status::of(pid, task.tid)?) };
+        let own = if task.tid == pid { None } else { Some(Status::of_thread(&proc, task.tid)?) };
         let status = own.as_ref().unwrap_or(&status);
         threads.push(look_at_thread(pid, task, status, common, &whose, findings)?);
     }
@@ -117,12 +126,12 @@ pub(super) fn look(held: &mut Held, common: &Common, findings: &mut Findings) ->
     }
     let numbers = threads.iter().map(|thread| thread.tid).collect();
     let reins = maps.vdso.zip(bell).map(|(vdso, bell)| Reins { vdso, numbers, bell });
-    let posix_timers = posix_timers(pid, held, &threads, &whose, findings)?;
+    let posix_timers = posix_timers(&proc, held, &threads, &whose, findings)?;
     let alive = Alive {
-        space: space(pid, &stat, maps.kernel_start, common, &whose, findings)?,
+        space: space(&proc, &stat, maps.kernel_start, common, &whose, findings)?,
         mappings: maps.mappings,
         descriptors: Vec::new(),
-        cwd: directory(pid, &whose, findings)?,
+        cwd: directory(&proc, &whose, findings)?,
         umask: status.octal("Umask")?,
         limits: common.whole(|| sys::task::limits(pid))?,
         actions: Vec::new(),
@@ -133,12 +142,13 @@ pub(super) fn look(held: &mut Held, common: &Common, findings: &mut Findings) ->
         job_stopped: held.tasks.iter().any(|task| task.job_stop != 0),
         subreaper: false,
         dumpable: 1,
-        oom_score_adj: common.whole(|| oom_score_adj(pid))?,
+        oom_score_adj: common.whole(|| oom_score_adj(&proc))?,
         locks: Vec::new(),
         threads,
     };
     Ok(Draft {
         whose,
+        proc,
         started: stat.started(),
         parent_outside: stat.number(4) as i32,
         foreground_outside: stat.number(8) as i32,
@@ -152,14 +162,16 @@ pub(super) fn look(held: &mut Held, common: &Common, findings: &mut Findings) ->
 }
 
 fn check_process(
-    pid: i32,
+    proc: &Proc,
     status: &Status,
     common: &Common,
     whose: &Whose,
     findings: &mut Findings,
 ) -> io::Result<()> {
-    for ((kind, theirs), (_, inits)) in namespaces(pid)?.iter().zip(&common.namespaces) {
+    let theirs = namespaces(proc)?;
+    for (kind, (theirs, inits)) in NAMESPACES.iter().zip(theirs.iter().zip(&common.namespaces)) {
         if theirs != inits {
+            let kind = kind.trim_start_matches("ns/");
             let thing = format!("a {kind} namespace of its own");
             findings.refuse(whose, thing, "nested sandboxes are not captured");
         }
@@ -173,7 +185,7 @@ fn check_process(
             findings.refuse(whose, thing, reason);
         }
     }
-    if link(&format!("/proc/{pid}/root"))? != "/" {
+    if proc.link("root")? != "/" {
         findings.refuse(
             whose,
             "another root directory",
@@ -185,7 +197,7 @@ fn check_process(
 
 /// Fields of `stat` in the order of `prctl_mm_map`; the sixth, the heap's end, only the process knows.
 fn space(
-    pid: i32,
+    proc: &Proc,
     stat: &Stat,
     vdso: Option<u64>,
     common: &Common,
@@ -194,20 +206,26 @@ fn space(
 ) -> io::Result<Space> {
     const HEAP_END: usize = 0;
     let fields = [26, 27, 45, 46, 47, HEAP_END, 28, 48, 49, 50, 51];
-    let exe = link(&format!("/proc/{pid}/exe"))?;
+    let exe = proc.link("exe")?;
     if exe.ends_with(" (deleted)") {
         findings.refuse(whose, "no program file any more", "it was replaced; restart the program");
     }
     Ok(Space {
         fields: fields.map(|field| if field == HEAP_END { 0 } else { stat.number(field) }),
-        auxv: Bytes(common.whole(|| fs::read(format!("/proc/{pid}/auxv")))?),
+        auxv: Bytes(common.whole(|| read_bytes(proc, "auxv"))?),
         exe,
         vdso,
     })
 }
 
-fn directory(pid: i32, whose: &Whose, findings: &mut Findings) -> io::Result<String> {
-    let cwd = link(&format!("/proc/{pid}/cwd"))?;
+fn read_bytes(proc: &Proc, name: &str) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    proc.open(name)?.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+fn directory(proc: &Proc, whose: &Whose, findings: &mut Findings) -> io::Result<String> {
+    let cwd = proc.link("cwd")?;
     if cwd.ends_with(" (deleted)") {
         findings.refuse(whose, "a working directory that is deleted", "change to another one");
     }
@@ -222,19 +240,19 @@ fn terminal(stat: &Stat) -> Option<u32> {
     SLAVES.contains(&major).then(|| (minor + (major - SLAVES.start()) * (1 << 20)) as u32)
 }
 
-fn oom_score_adj(pid: i32) -> io::Result<i32> {
-    let text = sys::read_text(format!("/proc/{pid}/oom_score_adj"))?;
+fn oom_score_adj(proc: &Proc) -> io::Result<i32> {
+    let text = proc.text("oom_score_adj")?;
     Ok(text.trim().parse().unwrap_or(0))
 }
 
 fn posix_timers(
-    pid: i32,
+    proc: &Proc,
     held: &Held,
     threads: &[Thread],
     whose: &Whose,
     findings: &mut Findings,
 ) -> io::Result<Vec<PosixTimer>> {
-    let text = sys::read_text(format!("/proc/{pid}/timers")).unwrap_or_default();
+    let text = proc.text("timers").unwrap_or_default();
     let mut timers = Vec::new();
     let lines: Vec<&str> = text.lines().collect();
     for lines in lines.chunks(4) {

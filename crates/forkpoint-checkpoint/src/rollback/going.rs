@@ -199,7 +199,7 @@ impl<'a> Going<'a> {
     fn look_again(&self, held: &Held, names: &Names, is_tracked: bool) -> Result<MemoryPlan> {
         let (pid, area) = (self.pid(), held.area());
         let whose = Whose { pid, name: String::new() };
-        let maps = Maps::of(held.pid, names, &whose, &mut Findings::default());
+        let maps = Maps::of(&self.draft.proc, names, &whose, &mut Findings::default());
         let mut maps = maps.doing("read the mappings", pid)?;
         maps.mappings.retain(|mapping| mapping.end <= area.0 || area.1 <= mapping.start);
         look_at_memory(held, pid, self.alive, &maps.mappings, is_tracked)

@@ -182,6 +182,102 @@ while True:
     }
 }
 
+/// A heap that ends where other memory begins, and later takes its place.
+const HEAP: &str = "
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+libc.sbrk.restype = libc.mmap.restype = ctypes.c_void_p
+libc.sbrk.argtypes = [ctypes.c_long]
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+LEN = 64 << 10
+libc.sbrk(-libc.sbrk(0) % 4096)
+at = libc.mmap(libc.sbrk(0), LEN, 3, 0x100022, -1, 0)
+ctypes.memset(at, ord('a'), LEN)
+def told():
+    there = ctypes.string_at(at, LEN)
+    return f'{chr(there[0])} {there.count(there[0])} {libc.sbrk(0) - at}.'
+while True:
+    if os.path.exists('/mnt/want'):
+        os.remove('/mnt/want')
+        libc.munmap(at, LEN)
+        assert libc.sbrk(0) == at and libc.sbrk(LEN) == at
+        ctypes.memset(at, ord('b'), LEN)
+    open('/mnt/now.new', 'w').write(told())
+    os.rename('/mnt/now.new', '/mnt/now')
+    time.sleep(0.002)
+";
+
+#[test]
+fn a_heap_that_took_the_place_of_other_memory_goes_back() {
+    for is_tracked in [true, false] {
+        let mut place = Place::new();
+        let sandbox = place.python(HEAP);
+        until("it runs", || (place.read("now") == "a 65536 0.").then_some(()));
+        let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+        let mut tracker = Tracker::new();
+        let captured = at_rest(|| match is_tracked {
+            true => tracker.capture(&tree, &spec, || Ok(())).unwrap(),
+            false => capture(&tree, &spec, || Ok(())).unwrap(),
+        });
+        tracker.note(place.write(&captured));
+        let chain = Chain::open(place.images.clone()).unwrap();
+        for round in 0..3 {
+            place.put("want", "");
+            until("it grew", || (place.read("now") == "b 65536 65536.").then_some(()));
+            match is_tracked {
+                true => tracker.rollback(&tree, &chain, &spec, || Ok(())).unwrap(),
+                false => rollback(&tree, &chain, &spec, || Ok(())).unwrap(),
+            };
+            place.put("now", "");
+            let now =
+                until("it runs", || Some(place.read("now")).filter(|text| text.ends_with('.')));
+            assert_eq!(now, "a 65536 0.", "round {round}, tracked: {is_tracked}");
+        }
+    }
+}
+
+/// What was written since is still known when nothing came of it.
+#[test]
+fn a_rollback_that_was_refused_takes_no_notes() {
+    struct Unfit;
+    impl Files for Unfit {
+        fn look(&mut self, _: &Snapshot) -> io::Result<Option<String>> {
+            Ok(Some("there are too many of them".to_owned()))
+        }
+
+        fn put_back(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut place = Place::new();
+    std::fs::create_dir(place.work().join("sub")).unwrap();
+    let sandbox = place.python(CHANGING);
+    until("it runs", || Some(place.read("now")).filter(|text| text.ends_with('.')));
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    let mut tracker = Tracker::new();
+    let captured = at_rest(|| tracker.capture(&tree, &spec, || Ok(())).unwrap());
+    let id = place.write(&captured);
+    tracker.note(id);
+    let chain = Chain::open(place.images.clone()).unwrap();
+    ask(&place, 1);
+    until("it is tried", || {
+        let err = tracker.rollback(&tree, &chain, &spec, Unfit).unwrap_err();
+        err.to_string().contains("too many of them").then_some(())
+    });
+    let captured = tracker.capture(&tree, &spec, || place.keep_files()).unwrap();
+    assert_eq!(captured.parent(), Some(id));
+    place.write(&captured);
+    place.put("now", "");
+    let told = |place: &Place| Some(place.read("now")).filter(|text| text.ends_with('.'));
+    let before = until("it tells", || told(&place));
+    drop(sandbox);
+    let _copy = place.restore();
+    // What is there was told before.
+    place.put("now", "");
+    assert_eq!(until("the copy tells", || told(&place)), before);
+}
+
 /// Files that do not fit keep everything as it is.
 #[test]
 fn files_are_looked_at_before_anything_is_touched() {

@@ -109,13 +109,18 @@ fn page<T>(
     record: impl Fn(&Row<'_>) -> rusqlite::Result<T>,
 ) -> Answer<Page<T>> {
     let mut statement = tx.prepare_cached(&sql)?;
-    let rows = statement
-        .query_map(params_from_iter(values), |each| Ok((row::seq(each)?, record(each)?)))?;
-    let mut rows: Vec<(u64, T)> = rows.collect::<rusqlite::Result<_>>()?;
-    let more = limit.is_some_and(|limit| rows.len() > limit);
-    rows.truncate(limit.unwrap_or(usize::MAX));
-    let next = rows.last().filter(|_| more).map(|(seq, _)| Cursor(*seq));
-    Ok(Page { items: rows.into_iter().map(|(_, record)| record).collect(), next })
+    let mut rows = statement.query(params_from_iter(values))?;
+    let (mut items, mut last, mut more) = (Vec::new(), None, false);
+    while let Some(row) = rows.next()? {
+        // That there is one more is all that is asked of it.
+        if limit.is_some_and(|limit| items.len() >= limit) {
+            more = true;
+            break;
+        }
+        last = Some(row::seq(row)?);
+        items.push(record(row)?);
+    }
+    Ok(Page { items, next: last.filter(|_| more).map(Cursor) })
 }
 
 pub(super) fn lineage(tx: &Transaction<'_>, scope: &LineageScope) -> Answer<Vec<LineageNode>> {
