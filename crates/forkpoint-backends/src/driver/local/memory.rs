@@ -211,14 +211,15 @@ impl Host {
     }
 
     pub(super) fn discard_image(&self, kept: &KeptMemory) -> DriverResult<()> {
-        self.forget_merged(|snapshot, _| snapshot == kept.image.to_string());
         let path = self.image_place(kept);
-        if !path.exists() {
-            return Ok(());
+        if path.exists() {
+            self.pool.forget(&path);
+            self.last_gone_back_to.forget(&path);
+            let gone = self.store.throw_away(&path);
+            gone.map_err(layer_error("discard the memory of a snapshot"))?;
         }
-        self.pool.forget(&path);
-        self.last_gone_back_to.forget(&path);
-        self.store.throw_away(&path).map_err(layer_error("discard the memory of a snapshot"))
+        self.forget_merged(|snapshot, _| snapshot == kept.image.to_string());
+        Ok(())
     }
 
     /// Of a snapshot that never came to be: also what was written of it when its writer died, and all that came of it.

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{
     full::seal_full,
-    scene::{Scene, python, read_text, sh, until},
+    scene::{Scene, new_snapshot, python, read_text, sh, spec, until},
 };
 
 /// Has thirty megabytes. When it is asked it takes a step, by which it writes to some pages, and tells a checksum of all.
@@ -114,9 +114,13 @@ fn forty_in_a_row_hold_what_was_written_since() {
         for (artifact, told) in row.iter().zip(&told) {
             takes_the_step(&scene, artifact, told).await;
         }
+        let parts = scene.driver.export(&row[16]).await.unwrap();
+        let came = scene.driver.import(new_snapshot(), parts).await.unwrap();
+        takes_the_step(&scene, &came, &told[16]).await;
+        discard_memory(&scene, &came).await;
         // In place too, over what was merged.
         assert_eq!(memory(&row[39]).len(), 12);
-        let back = scene.driver.rollback(sandbox.id(), &super::scene::spec(), &row[39]).await;
+        let back = scene.driver.rollback(sandbox.id(), &spec(), &row[39]).await;
         assert_eq!(back.unwrap().made_anew(), None);
         assert_eq!(step(&*sandbox).await, told[39]);
         let next = seal_full(&*sandbox).await;
@@ -178,7 +182,7 @@ fn who_is_killed_while_it_merges_costs_nothing() {
             let left = scene.root().join(format!("merged/{}.{id}.new-1", next.snapshot));
             fs::create_dir_all(&left).unwrap();
             match which {
-                0 => drop(driver.rollback(id, &super::scene::spec(), &row[3]).await.unwrap()),
+                0 => drop(driver.rollback(id, &spec(), &row[3]).await.unwrap()),
                 1 => driver.stop(id).await.unwrap(),
                 _ => driver.destroy(id).await.unwrap(),
             }
@@ -189,7 +193,8 @@ fn who_is_killed_while_it_merges_costs_nothing() {
 
 /// Whether it was at it.
 fn kill_merging(scene: &Scene, artifact: &Artifact) -> bool {
-    loop {
+    // It takes a moment only: who sleeps meanwhile misses it.
+    for _ in 0..1_000_000 {
         let found = merged(scene, artifact);
         let Some(path) = found.first().and_then(|path| path.to_str()) else {
             std::thread::yield_now();
@@ -199,6 +204,7 @@ fn kill_merging(scene: &Scene, artifact: &Artifact) -> bool {
         let pid = rustix::process::Pid::from_raw(pid.parse().unwrap()).unwrap();
         return rustix::process::kill_process(pid, rustix::process::Signal::KILL).is_ok();
     }
+    panic!("nobody merges");
 }
 
 /// For a while nobody can merge. Whoever takes the one that is too much does it himself, so that a row that is faster than

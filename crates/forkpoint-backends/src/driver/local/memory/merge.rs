@@ -40,11 +40,18 @@ pub(in crate::driver::local) struct MergeWork {
     /// Those below stay as they are.
     from: usize,
     into: PathBuf,
+    /// Of the sandbox that it is for.
+    place: PathBuf,
 }
 
 impl MergeWork {
     pub(in crate::driver::local) fn run(&self) -> Result<(), ImageError> {
-        Chain::open(self.images.clone())?.merge(self.from, &self.into).map(drop)
+        Chain::open(self.images.clone())?.merge(self.from, &self.into)?;
+        // Whoever took the sandbox or the snapshot away meanwhile may have looked for this before it was there.
+        if !self.place.exists() || self.images.last().is_some_and(|newest| !newest.exists()) {
+            let _ = fs::remove_dir_all(&self.into);
+        }
+        Ok(())
     }
 }
 
@@ -80,6 +87,7 @@ impl Host {
             images: memory.iter().map(|memory| self.image_place(memory)).collect(),
             from: first_to_merge(memory),
             into: self.merged_of(snapshot, record.id),
+            place: self.place(record.id).directory().to_owned(),
         };
         if memory.len() >= TOO_LONG {
             let _ = work.run();
