@@ -61,7 +61,12 @@ impl Proc {
     }
 
     pub(crate) fn text(&self, name: &str) -> io::Result<String> {
-        read_all(&self.open(name)?)
+        read_all(&self.open(name)?, More::Perhaps)
+    }
+
+    /// Of a file of which the kernel tells all at once if there is room.
+    pub(crate) fn text_at_once(&self, name: &str) -> io::Result<String> {
+        read_all(&self.open(name)?, More::IfFull)
     }
 
     /// A path that a link tells. Others than text are not taken.
@@ -93,11 +98,18 @@ impl Proc {
 
 /// What a file of `/proc` says.
 pub(crate) fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
-    read_all(&File::open(path)?)
+    read_all(&File::open(path)?, More::Perhaps)
+}
+
+/// Whether there may be more after a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum More {
+    Perhaps,
+    IfFull,
 }
 
 /// It has neither a length nor a place that could be asked for: as the standard library would, before it reads.
-fn read_all(mut file: &File) -> io::Result<String> {
+fn read_all(mut file: &File, more: More) -> io::Result<String> {
     const USUAL: usize = 8 << 10;
     let mut text = vec![0; USUAL];
     let mut len = 0;
@@ -107,7 +119,12 @@ fn read_all(mut file: &File) -> io::Result<String> {
         }
         match file.read(&mut text[len..]) {
             Ok(0) => break,
-            Ok(more) => len += more,
+            Ok(read) => {
+                len += read;
+                if more == More::IfFull && len < text.len() {
+                    break;
+                }
+            }
             Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
             Err(err) => return Err(err),
         }

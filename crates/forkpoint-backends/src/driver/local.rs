@@ -248,12 +248,14 @@ impl Driver for LocalDriver {
         let (spec, to) = (spec.clone(), to.clone());
         let rolled_back = self.on_host(move |host| host.rollback(id, &spec, &to)).await?;
         let RolledBack { record, lock, made_anew } = rolled_back;
-        let host = Arc::clone(&self.host);
-        // Nobody waits for it; if it fails or we die, the next one who looks does it.
-        std::thread::spawn(move || {
-            let _ = host.finish(record);
-            drop(lock);
-        });
+        if !record.is_finished() {
+            let host = Arc::clone(&self.host);
+            // Nobody waits for it; if it fails or we die, the next one who looks does it.
+            std::thread::spawn(move || {
+                let _ = host.finish(record);
+                drop(lock);
+            });
+        }
         Ok(Arc::new(LocalSandbox::new(Arc::clone(&self.host), id).anew(made_anew)))
     }
 

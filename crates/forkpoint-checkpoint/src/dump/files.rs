@@ -107,19 +107,20 @@ impl Files {
         let mut numbers = draft.proc.numbers("fd")?;
         numbers.sort_unstable();
         for number in numbers {
-            let fd = pidfd_getfd(&held.pidfd, number, PidfdGetfdFlags::empty())?;
-            let stat = fstat(&fd)?;
-            let name = draft.proc.link(&format!("fd/{number}"))?;
-            if self.clients && name == USERFAULTFD {
+            let name = format!("fd/{number}");
+            let stat = draft.proc.stat(&name)?;
+            if self.clients && is_nameless(&stat) && draft.proc.link(&name)? == USERFAULTFD {
                 draft.left.push(number);
                 continue;
             }
+            let pull = || pidfd_getfd(&held.pidfd, number, PidfdGetfdFlags::empty());
             let info = FdInfo::of(&draft.proc, number)?;
             let close_on_exec = info.flags()? & libc::O_CLOEXEC != 0;
             let known = self.find(&stat, (pid, number))?;
             let file = match known {
                 Ok(file) => Some(file),
                 Err(place) => {
+                    let (fd, name) = (pull()?, draft.proc.link(&name)?);
                     let flags = info.flags()? & KEPT_FLAGS;
                     let (fd, stat, info) = (&fd, &stat, &info);
                     let seen = Seen { fd, stat, info, name: &name, flags, number };
@@ -133,7 +134,7 @@ impl Files {
             };
             draft.alive.locks.extend(locks::of_process(&info, number));
             if let Some(file) = file {
-                if close_on_exec && is_ambiguous(&fd, &stat)? {
+                if close_on_exec && is_device(&stat) && is_ambiguous(&pull()?)? {
                     draft.unsure.push(draft.alive.descriptors.len());
                 }
                 draft.alive.descriptors.push(Descriptor { number, file, close_on_exec });
@@ -379,9 +380,19 @@ impl Files {
 
 /// A terminal may have been opened with the flag as one of the file (`TIOCGPTPEER`), and then it is told of
 /// every descriptor.
-fn is_ambiguous(fd: &OwnedFd, stat: &Stat) -> io::Result<bool> {
-    let is_device = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice;
-    Ok(is_device && fcntl_getfl(fd)?.contains(OFlags::CLOEXEC))
+fn is_ambiguous(fd: &OwnedFd) -> io::Result<bool> {
+    Ok(fcntl_getfl(fd)?.contains(OFlags::CLOEXEC))
+}
+
+fn is_device(stat: &Stat) -> bool {
+    FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+}
+
+/// Whether it may be one of the kernel's own things, which have no kind, or that of a file.
+fn is_nameless(stat: &Stat) -> bool {
+    use FileType::{BlockDevice, CharacterDevice, Directory, Fifo, Socket};
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    !matches!(kind, BlockDevice | CharacterDevice | Directory | Fifo | Socket)
 }
 
 /// A descriptor, and what was found out about it.

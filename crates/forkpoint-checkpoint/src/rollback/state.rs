@@ -67,12 +67,11 @@ pub(super) fn forks(script: &mut Script, alive: &Alive) {
 
 /// What a process has once.
 pub(super) fn state(script: &mut Script, alive: &Alive) -> io::Result<()> {
-    for (signal, action) in (1..).zip(&alive.actions) {
-        if matches!(signal, libc::SIGKILL | libc::SIGSTOP) {
-            continue;
+    let actions = script.put_words(alive.actions.as_flattened())?;
+    for (signal, at) in (1..).zip((actions..).step_by(32)).take(alive.actions.len()) {
+        if !matches!(signal, libc::SIGKILL | libc::SIGSTOP) {
+            script.call(libc::SYS_rt_sigaction, &[signal as u64, at, 0, 8]);
         }
-        let action = script.put_words(action)?;
-        script.call(libc::SYS_rt_sigaction, &[signal as u64, action, 0, 8]);
     }
     for (kind, timer) in alive.timers.iter().enumerate() {
         let timer = script.put_words(timer)?;

@@ -248,6 +248,11 @@ impl Record {
         self.init.as_ref().is_some_and(InitRecord::is_alive)
     }
 
+    /// Whether nothing is left to do that somebody began.
+    pub(super) fn is_finished(&self) -> bool {
+        self.doomed.is_none() && !self.undoing && self.sealing.is_none()
+    }
+
     /// What freezes all of it. Without root, init must stay awake to be asked for its namespaces.
     pub(super) fn freezer(&self) -> Option<&Cgroup> {
         let cgroup = self.cgroup.as_ref()?;

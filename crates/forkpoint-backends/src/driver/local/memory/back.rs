@@ -23,7 +23,7 @@ use forkpoint_core::{
 };
 use rustix::fs::{Mode, OFlags, open};
 
-use super::{refusal, spec as how, tree};
+use super::{refusal, since::Keeping, spec as how, tree};
 use crate::{
     driver::local::{
         cgroup::with_causes,
@@ -70,9 +70,10 @@ impl Host {
             Err(err) => return anew(with_causes(&err)),
         }
         let record = Record { undoing: false, ..record.clone() };
-        self.write(&record)?;
         // If it is lost, the next one reads all of the memory.
-        let _ = self.keep_tracking(&record, since, to.snapshot, chain.top().id);
+        let kept = self.begin_to_keep(&record, since, to.snapshot, chain.top().id);
+        self.write(&record)?;
+        let _ = kept.and_then(Keeping::wait);
         Ok(Ok(record))
     }
 

@@ -142,11 +142,23 @@ impl Host {
         snapshot: SnapshotId,
         image: ImageId,
     ) -> io::Result<()> {
-        let Some(tracker) = since.tracker else { return Ok(()) };
+        self.begin_to_keep(record, since, snapshot, image)?.wait()
+    }
+
+    /// Gives it to init, which takes it while something else is done.
+    pub(super) fn begin_to_keep(
+        &self,
+        record: &Record,
+        since: Since,
+        snapshot: SnapshotId,
+        image: ImageId,
+    ) -> io::Result<Keeping> {
+        let Some(tracker) = since.tracker else { return Ok(Keeping::default()) };
         let line = match since.line {
             Some(line) => line,
             None => Line::open(&self.place(record.id), record)?,
         };
+        let mut answers = 0;
         for handles in tracker.into_handles().chunks(FDS_MAX - 1) {
             let note = Note {
                 snapshot,
@@ -157,9 +169,23 @@ impl Host {
             let about = serde_json::to_string(&note)?;
             let fds: Vec<_> = handles.iter().map(|handle| handle.uffd.as_fd()).collect();
             line.send(&Request::Keep { about }, &fds)?;
-            line.receive()?;
+            answers += 1;
         }
-        Ok(())
+        Ok(Keeping { line: Some(line), answers })
+    }
+}
+
+/// What init was given, and has not said that it has.
+#[derive(Debug, Default)]
+pub(super) struct Keeping {
+    line: Option<Line>,
+    answers: usize,
+}
+
+impl Keeping {
+    pub(super) fn wait(self) -> io::Result<()> {
+        let Some(line) = self.line else { return Ok(()) };
+        (0..self.answers).try_for_each(|_| line.receive().map(drop))
     }
 }
 
