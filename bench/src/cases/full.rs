@@ -100,8 +100,11 @@ impl<'a> Running<'a> {
 
     /// Has Python write to so many of its pages.
     fn write(&self, pages: usize) {
-        let script =
-            format!("echo {pages} > /root/want; while [ -e /root/want ]; do sleep 0.001; done");
+        // Whoever looks in the wrong moment must not find an empty file.
+        let script = format!(
+            "echo {pages} > /root/next; mv /root/next /root/want; \
+             while [ -e /root/want ]; do sleep 0.001; done"
+        );
         self.product.script(&self.id, &script);
     }
 
