@@ -60,8 +60,13 @@ fn meta() -> EntryMeta {
 }
 
 fn entry(at: &str, node: TreeNode) -> TreeEntry {
+    entry_at(path(at), node)
+}
+
+/// Whoever is not root can go into a directory.
+fn entry_at(path: SandboxPath, node: TreeNode) -> TreeEntry {
     let mode = if matches!(node, TreeNode::Directory { .. }) { 0o755 } else { 0o644 };
-    TreeEntry { path: path(at), meta: EntryMeta { mode, ..meta() }, node }
+    TreeEntry { path, meta: EntryMeta { mode, ..meta() }, node }
 }
 
 /// With its end.
@@ -391,7 +396,7 @@ proptest! {
                 8 => TreeNode::Device { block: len_bytes % 2 == 0, major: 1, minor: 7 },
                 _ => TreeNode::Whiteout,
             };
-            sent.push(TreeEntry { path: at(&place), meta: meta(), node });
+            sent.push(entry_at(at(&place), node));
         }
         match arrive(&scene.store, name(1), sent) {
             Ok(layer) => {
