@@ -146,20 +146,24 @@ pub(super) fn against_commit(bench: &Bench<'_>) -> Vec<Row> {
     let mut commit_busy = Rival::new("docker commit", &bench.peers.docker);
     let [mut idle, mut copied, mut changed] = [const { Samples(Vec::new()) }; 3];
     for _ in 0..rounds {
+        // What is left of the one before is being deleted, and that is not what is measured; of
+        // neither.
+        let rest = || thread::sleep(QUIET);
         // A few milliseconds each: one alone says more of what the machine did besides.
         for _ in 0..3 {
+            rest();
             let (_, id) = product.create(Limits::None);
             product.script(&id, &work.first);
-            // What is left of the one before is being deleted, and that is not what is measured.
-            thread::sleep(QUIET);
             let (time, snapshot) = product.snapshot(&id, false);
             idle.add(time);
             product.clear(&id, &[snapshot]);
         }
+        rest();
         let (first, second) = take_two(&product, &work);
         copied.add(first);
         changed.add(second);
         if let Ok(docker) = &bench.peers.docker {
+            rest();
             let (_, id) = docker.run(None);
             docker.script(&id, &work.first);
             let (time, image) = docker.commit(&id);
