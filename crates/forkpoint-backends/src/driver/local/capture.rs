@@ -44,16 +44,21 @@ impl Host {
         snapshot: SnapshotId,
     ) -> DriverResult<(Layer, Vec<LayerName>)> {
         let place = self.place(record.id);
-        let path = place.manifest(record.generation);
+        let (generation, name) = (record.generation, LayerName::of(snapshot));
+        let path = place.manifest(generation, &name);
         let last = record.captured.clone().filter(|last| self.can_lie_on(last));
+        let last = last.map(|last| (place.manifest(generation, &last), last));
         // A manifest that cannot be read costs a full copy, and nothing else.
-        let since = last.is_some() && matches!(Manifest::load(&path), Ok(Some(_)));
-        let over = if since { last } else { record.top.clone() };
+        let last = last.filter(|(path, _)| matches!(Manifest::load(path), Ok(Some(_))));
+        let (since, over) = match last {
+            Some((path, last)) => (Some(path), Some(last)),
+            None => (None, record.top.clone()),
+        };
         let work = CaptureWork {
-            layer: LayerName::of(snapshot),
+            layer: name,
             over,
-            upper: place.upper(record.generation),
-            since: since.then(|| path.clone()),
+            upper: place.upper(generation),
+            since,
             manifest: path.clone(),
             mapped: self.mapped_files(&record)?,
         };
@@ -73,10 +78,12 @@ impl Host {
             own: kept,
             ..record
         });
-        if written.is_err() {
-            // The manifest is of the layer that is taken away: the next copy is a full one.
-            let _ = fs::remove_file(&path);
-            self.discard_layers([layer.name()]);
+        match written {
+            Ok(()) => place.keep_manifest(generation, layer.name()),
+            Err(_) => {
+                let _ = fs::remove_file(&path);
+                self.discard_layers([layer.name()]);
+            }
         }
         written.map(|()| (layer, given))
     }

@@ -150,6 +150,8 @@ pub(super) struct Place {
     directory: PathBuf,
 }
 
+const CAPTURED: &str = "captured-";
+
 impl Place {
     pub(super) fn all(root: &Path) -> PathBuf {
         root.join("sandboxes")
@@ -171,8 +173,20 @@ impl Place {
         self.generation(generation).join("u")
     }
 
-    pub(super) fn manifest(&self, generation: u32) -> PathBuf {
-        self.generation(generation).join("captured")
+    /// Of the copy that is `layer`: one that was cut short must not be taken for the last that was kept.
+    pub(super) fn manifest(&self, generation: u32, layer: &LayerName) -> PathBuf {
+        self.generation(generation).join(format!("{CAPTURED}{layer}"))
+    }
+
+    /// Takes away those of all other copies: what stays is gone with the generation.
+    pub(super) fn keep_manifest(&self, generation: u32, layer: &LayerName) {
+        let kept = self.manifest(generation, layer);
+        let there = fs::read_dir(self.generation(generation)).into_iter().flatten().flatten();
+        for entry in there.filter(|entry| entry.path() != kept) {
+            if entry.file_name().to_string_lossy().starts_with(CAPTURED) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
     }
 
     pub(super) fn socket(launches: u32) -> String {

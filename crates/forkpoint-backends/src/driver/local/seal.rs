@@ -132,7 +132,7 @@ impl Host {
     /// Whether nothing was written since the last copy.
     fn is_as_captured(&self, record: &Record, last: &LayerName) -> LayerResult<bool> {
         let place = self.place(record.id);
-        let Some(manifest) = Manifest::load(&place.manifest(record.generation))? else {
+        let Some(manifest) = Manifest::load(&place.manifest(record.generation, last))? else {
             return Ok(false);
         };
         let layer = self.store.layer(last)?;

@@ -205,3 +205,23 @@ fn others_on_the_host_cannot_reach_what_sandboxes_write() {
     drop(scene.another_driver());
     assert_eq!(mode(scene.root()), 0o700, "one that was open before");
 }
+
+#[test]
+fn what_was_written_before_a_seal_that_was_cut_short_is_in_the_next() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = scene.create().await;
+        let _busy = start(&*sandbox, "echo on; exec sleep 1000").await;
+        write(&*sandbox, "/srv/text", "one").await.unwrap();
+        seal(&*sandbox).await;
+        write(&*sandbox, "/srv/text", "two").await.unwrap();
+        let before = scene.record(sandbox.id());
+        let cut = seal(&*sandbox).await;
+        // Whoever seals has died when all was there but the record.
+        scene.write_record(sandbox.id(), &before);
+        scene.driver.unseal(cut.snapshot).await.unwrap();
+        let next = seal(&*sandbox).await;
+        let copy = scene.restore(&next).await;
+        assert_eq!(read_text(&*copy, "/srv/text").await, "two");
+    });
+}

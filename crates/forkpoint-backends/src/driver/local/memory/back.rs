@@ -198,19 +198,15 @@ impl LiveFiles<'_> {
     }
 
     fn was(&self) -> io::Result<Option<Manifest>> {
-        if self.record.captured.is_none() {
-            return Ok(None);
-        }
-        let path = self.place().manifest(self.record.generation);
+        let Some(captured) = &self.record.captured else { return Ok(None) };
+        let path = self.place().manifest(self.record.generation, captured);
         let manifest = Manifest::load(&path).map_err(io::Error::other)?;
         manifest.map(Some).ok_or_else(|| io::Error::other("it is not known what the files were"))
     }
 
     /// What the files are now is what the snapshot has.
     fn describe(&self) -> io::Result<()> {
-        if self.record.captured.is_none() {
-            return Ok(());
-        }
+        let Some(captured) = &self.record.captured else { return Ok(()) };
         let mapped = match self.maps_files {
             true => self.host.mapped_files(self.record).map_err(io::Error::other)?,
             false => Vec::new(),
@@ -218,7 +214,7 @@ impl LiveFiles<'_> {
         let upper = self.place().upper(self.record.generation);
         let spec = CaptureSpec { mapped: &mapped, ..CaptureSpec::new(&upper) };
         let state = describe_upper(&spec, self.host.store.marks()).map_err(io::Error::other)?;
-        let path = self.place().manifest(self.record.generation);
+        let path = self.place().manifest(self.record.generation, captured);
         state.manifest.save(&path).map_err(io::Error::other)
     }
 
