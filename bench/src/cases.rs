@@ -62,6 +62,11 @@ impl Bench<'_> {
         Product::open(self.runtime, self.ground.directory(), self.options.warm, false)
     }
 
+    /// With so many sandboxes kept ready.
+    fn warm_product(&self, warm: usize) -> Product<'_> {
+        Product::open(self.runtime, self.ground.directory(), warm, false)
+    }
+
     /// Whose copies share memory.
     fn sharing_product(&self) -> Product<'_> {
         Product::open(self.runtime, self.ground.directory(), self.options.warm, true)

@@ -82,7 +82,8 @@ impl Unit {
             Self::Milliseconds if value.abs() >= 100.0 => format!("{value:.0} ms"),
             Self::Milliseconds => format!("{value:.2} ms"),
             Self::Kibibytes => format!("{value:.0} KiB"),
-            Self::Times => format!("{value:.0} ×"),
+            Self::Times if value.abs() >= 100.0 => format!("{value:.0} ×"),
+            Self::Times => format!("{value:.1} ×"),
         }
     }
 }

@@ -71,16 +71,19 @@ fn make_tree(at: &Path) -> io::Result<()> {
         fs::copy(busybox, at.join("bin/busybox"))?;
         return programs.iter().try_for_each(|name| symlink("busybox", at.join("bin").join(name)));
     }
-    for name in programs {
-        let program = Path::new("/bin").join(name);
-        fs::copy(&program, at.join("bin").join(name))?;
-        for word in output(Command::new("ldd").arg(&program))?.split_ascii_whitespace() {
-            let library = Path::new(word);
-            if library.is_absolute() {
-                let copy = at.join(word.trim_start_matches('/'));
-                fs::create_dir_all(copy.parent().unwrap())?;
-                fs::copy(library, copy)?;
-            }
+    programs.iter().try_for_each(|name| add_program(at, name))
+}
+
+/// One of the machine's, with its libraries.
+fn add_program(at: &Path, name: &str) -> io::Result<()> {
+    let program = Path::new("/bin").join(name);
+    fs::copy(&program, at.join("bin").join(name))?;
+    for word in output(Command::new("ldd").arg(&program))?.split_ascii_whitespace() {
+        let library = Path::new(word);
+        if library.is_absolute() {
+            let copy = at.join(word.trim_start_matches('/'));
+            fs::create_dir_all(copy.parent().unwrap())?;
+            fs::copy(library, copy)?;
         }
     }
     Ok(())
@@ -281,17 +284,10 @@ pub struct Runc {
 impl Runc {
     fn find(ground: &Ground) -> io::Result<Self> {
         let directory = ground.directory();
-        let bundle = directory.path().join("bundle");
-        make_tree(&bundle.join("rootfs"))?;
-        output(Command::new("runc").arg("spec").current_dir(&bundle))?;
-        let path = bundle.join("config.json");
-        let mut config: serde_json::Value = serde_json::from_slice(&fs::read(&path)?)?;
-        config["process"]["terminal"] = json!(false);
-        config["process"]["args"] = json!(["/bin/sleep", "100000"]);
-        config["root"]["readonly"] = json!(false);
-        fs::write(&path, serde_json::to_vec(&config)?)?;
+        make_tree(&directory.path().join("rootfs"))?;
         let runc = Self { directory, next: 0.into() };
-        let (_, id) = runc.try_run()?;
+        runc.write_bundle("bundle", &["/bin/sleep", "100000"])?;
+        let (_, id) = runc.try_run("bundle")?;
         runc.remove(&id);
         Ok(runc)
     }
@@ -302,15 +298,33 @@ impl Runc {
         command
     }
 
-    fn bundle(&self) -> PathBuf {
-        self.directory.path().join("bundle")
+    fn rootfs(&self) -> PathBuf {
+        self.directory.path().join("rootfs")
     }
 
-    fn try_run(&self) -> io::Result<(Duration, String)> {
+    fn bundle(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// All have the same root file system.
+    fn write_bundle(&self, name: &str, program: &[&str]) -> io::Result<()> {
+        let (bundle, config) = (self.bundle(name), self.bundle(name).join("config.json"));
+        fs::create_dir_all(&bundle)?;
+        if !config.exists() {
+            output(Command::new("runc").arg("spec").current_dir(&bundle))?;
+        }
+        let mut said: serde_json::Value = serde_json::from_slice(&fs::read(&config)?)?;
+        said["process"]["terminal"] = json!(false);
+        said["process"]["args"] = json!(program);
+        said["root"] = json!({ "path": self.rootfs(), "readonly": false });
+        fs::write(&config, serde_json::to_vec(&said)?)
+    }
+
+    fn try_run(&self, bundle: &str) -> io::Result<(Duration, String)> {
         let id = format!("{LABEL}-{}-{}", std::process::id(), self.next.get());
         self.next.set(self.next.get() + 1);
         let mut command = self.command();
-        command.args(["run", "-d", "--bundle"]).arg(self.bundle()).arg(&id);
+        command.args(["run", "-d", "--bundle"]).arg(self.bundle(bundle)).arg(&id);
         // What it starts would hold a pipe open.
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         match timed(|| command.status()) {
@@ -321,7 +335,7 @@ impl Runc {
     }
 
     pub fn run(&self) -> (Duration, String) {
-        self.try_run().unwrap()
+        self.try_run("bundle").unwrap()
     }
 
     pub fn exec(&self, id: &str) -> Duration {
@@ -330,26 +344,54 @@ impl Runc {
         time
     }
 
-    /// Captures a container with CRIU into `images`, which ends it, and brings it back.
-    pub fn checkpoint_and_restore(&self, images: &Path) -> io::Result<(Duration, Duration)> {
-        let (_, id) = self.try_run()?;
-        let mut dump = self.command();
-        dump.args(["checkpoint", "--image-path"]).arg(images).arg(&id);
-        let (dumped, answer) = timed(|| output(&mut dump));
-        if let Err(err) = answer {
-            self.remove(&id);
-            return Err(err);
+    /// Captures a script of bash with CRIU into `images`, which ends it, and brings it back. It tells by `/root/count`
+    /// that it runs.
+    pub fn checkpoint_and_restore(
+        &self,
+        script: &str,
+        images: &Path,
+    ) -> io::Result<(Duration, Duration)> {
+        for name in ["bash", "mkfifo"] {
+            add_program(&self.rootfs(), name)?;
         }
+        self.write_bundle("script", &["/bin/bash", "-c", script])?;
+        let home = self.rootfs().join("root");
+        fs::remove_dir_all(&home).and_then(|()| fs::create_dir(&home))?;
+        let (_, id) = self.try_run("script")?;
+        let times = self.checkpoint_then_restore(&id, images);
+        self.remove(&id);
+        times
+    }
+
+    fn checkpoint_then_restore(&self, id: &str, images: &Path) -> io::Result<(Duration, Duration)> {
+        self.wait_for_count(id)?;
+        let mut dump = self.command();
+        dump.args(["checkpoint", "--image-path"]).arg(images).arg(id);
+        let (dumped, answer) = timed(|| output(&mut dump));
+        answer?;
         let mut restore = self.command();
         restore.args(["restore", "-d", "--image-path"]).arg(images);
-        restore.arg("--bundle").arg(self.bundle()).arg(&id);
+        restore.arg("--bundle").arg(self.bundle("script")).arg(id);
         restore.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let (restored, status) = timed(|| restore.status());
-        self.remove(&id);
         match status? {
-            status if status.success() => Ok((dumped, restored)),
+            status if status.success() => self.wait_for_count(id).map(|()| (dumped, restored)),
             status => Err(io::Error::other(format!("runc restore: {status}"))),
         }
+    }
+
+    /// Until the script says something else than it did.
+    fn wait_for_count(&self, id: &str) -> io::Result<()> {
+        const PATIENCE: Duration = Duration::from_secs(10);
+        let count = || fs::read_to_string(self.rootfs().join("root/count")).unwrap_or_default();
+        let (before, start) = (count(), Instant::now());
+        while count() == before || count().is_empty() {
+            if start.elapsed() > PATIENCE {
+                return Err(io::Error::other(format!("`{id}` does not run")));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
     }
 
     pub fn remove(&self, id: &str) -> Duration {

@@ -274,7 +274,7 @@ fn python(megabytes: u64, rounds: usize) -> Vec<Row> {
 
 /// The same machine, the same run: runc with CRIU, where both are there.
 fn criu(peers: &Peers, ground: &Ground, rounds: usize) -> Vec<Row> {
-    let what = "runc with CRIU, one sleeping process";
+    let (what, script) = ("runc with CRIU, a shell loop", SMALL[0].1.replace("/mnt/", "/root/"));
     let missing = |why: String| vec![Row::missing(what, why)];
     let runc = match &peers.runc {
         Ok(runc) => runc,
@@ -283,7 +283,7 @@ fn criu(peers: &Peers, ground: &Ground, rounds: usize) -> Vec<Row> {
     let (mut dumps, mut restores) = (Samples::default(), Samples::default());
     for _ in 0..rounds.min(10) {
         let dir = ground.directory();
-        match runc.checkpoint_and_restore(dir.path()) {
+        match runc.checkpoint_and_restore(&script, dir.path()) {
             Ok((dump, restore)) => {
                 dumps.add(dump);
                 restores.add(restore);

@@ -1,7 +1,6 @@
 //! Processes and memory: kept, brought back, forked and rolled back, through the whole product.
 //!
-//! Beside them runc with CRIU, for one process that sleeps: the least that it can be asked; and what others have
-//! published, each of its own machine.
+//! Beside them runc with CRIU, for the same programs; and what others have published, each of its own machine.
 
 use std::time::Duration;
 
@@ -127,13 +126,13 @@ impl<'a> Running<'a> {
         (pauses, totals, last)
     }
 
-    fn all(&self, wanted: Option<&Wanted>, between: impl Fn()) -> Vec<Row> {
+    fn all(&self, wanted: Option<&Wanted>, between: impl Fn()) -> (Vec<Row>, Whole) {
         let most = |of: fn(&Wanted) -> f64| wanted.map(of);
         let (first, first_total, _) = self.pauses(1, || {});
         let (later, total, snapshot) = self.pauses(self.bench.rounds(20, 3), between);
         let [mut forks, mut rollbacks] = [const { Samples(Vec::new()) }; 2];
-        let one = (0..self.bench.rounds(20, 3)).map(|_| self.forked(&snapshot, 1));
-        let restores: Samples = one.collect();
+        let restores = self.restores(&snapshot);
+        let whole = Whole { snapshot: total.clone(), restore: restores.clone() };
         for _ in 0..self.bench.rounds(5, 1) {
             forks.add(self.forked(&snapshot, 10));
         }
@@ -141,7 +140,7 @@ impl<'a> Running<'a> {
             rollbacks.add(self.product.rollback(&self.id));
             self.wait();
         }
-        vec![
+        let rows = vec![
             self.row("pause of the first full snapshot", first, most(|wanted| wanted.first))
                 .with("all of it", first_total),
             self.row("pause of a later one", later, most(|wanted| wanted.later))
@@ -151,7 +150,12 @@ impl<'a> Running<'a> {
                 .with("published by DeltaBox, until a command is accepted", Samples(vec![7.6])),
             self.row("fork 10", forks, most(|wanted| wanted.fork)),
             self.row("rollback", rollbacks, most(|wanted| wanted.rollback)),
-        ]
+        ];
+        (rows, whole)
+    }
+
+    fn restores(&self, snapshot: &str) -> Samples {
+        (0..self.bench.rounds(20, 3)).map(|_| self.forked(snapshot, 1)).collect()
     }
 
     /// As many as others tell of. All of the memory is in each copy sooner or later, so it must not be large.
@@ -182,21 +186,58 @@ fn in_bash(script: &str) -> String {
     format!("exec bash -c '{script}' > /dev/null 2>&1 < /dev/null")
 }
 
+/// All of an operation, from the call to the answer.
+struct Whole {
+    snapshot: Samples,
+    restore: Samples,
+}
+
 pub(super) fn small(bench: &Bench<'_>) -> Vec<Row> {
-    let shell = Running::start(bench, "a shell loop", &in_bash(SHELL));
-    let mut rows = shell.all(Some(&SMALL), || {});
-    rows.push(shell.many(&shell.pauses(1, || {}).2));
-    drop(shell);
-    let mut by_runc = [
-        Rival::new("runc checkpoint, one sleeping process", &bench.peers.runc),
-        Rival::new("runc restore", &bench.peers.runc),
-    ];
+    let mut rows = Vec::new();
+    for (what, script, tells_of_many) in
+        [("a shell loop", SHELL, true), ("four piped shells", PIPED, false)]
+    {
+        let running = Running::start(bench, what, &in_bash(script));
+        let (own, whole) = running.all(Some(&SMALL), || {});
+        rows.extend(own);
+        rows.extend(tells_of_many.then(|| running.many(&running.pauses(1, || {}).2)));
+        drop(running);
+        let ready = restores_kept_ready(bench, what, script);
+        let row = Row::new(
+            format!("{what}: restore with {WARM} sandboxes kept ready"),
+            Unit::Milliseconds,
+            ready.clone(),
+        );
+        rows.push(row.at_most(SMALL.restore));
+        let [checkpoint, restore] = by_runc(bench, script);
+        rows.push(times(&checkpoint, what, &whole.snapshot));
+        rows.push(times(&restore, what, &whole.restore));
+        rows.push(times(&restore, &format!("{what}, with sandboxes kept ready"), &ready));
+    }
+    rows
+}
+
+const WARM: usize = 16;
+
+fn restores_kept_ready(bench: &Bench<'_>, what: &str, script: &str) -> Samples {
+    let product = bench.warm_product(WARM);
+    let running = Running::start_in(bench, product, what.to_owned(), &in_bash(script));
+    let snapshot = running.pauses(1, || {}).2;
+    // The first tells what is wanted ready.
+    running.forked(&snapshot, WARM);
+    running.restores(&snapshot)
+}
+
+/// A checkpoint and a restore of the same script.
+fn by_runc<'a>(bench: &'a Bench<'_>, script: &str) -> [Rival<'a>; 2] {
+    let mut rivals =
+        ["runc checkpoint", "runc restore"].map(|what| Rival::new(what, &bench.peers.runc));
     if let Ok(runc) = &bench.peers.runc {
-        for _ in 0..bench.rounds(5, 1) {
-            match runc.checkpoint_and_restore(bench.ground.directory().path()) {
+        for _ in 0..bench.rounds(9, 1) {
+            match runc.checkpoint_and_restore(script, bench.ground.directory().path()) {
                 Ok((dump, restore)) => {
-                    by_runc[0].samples.add(dump);
-                    by_runc[1].samples.add(restore);
+                    rivals[0].samples.add(dump);
+                    rivals[1].samples.add(restore);
                 }
                 Err(err) => {
                     eprintln!("runc: {err}");
@@ -205,21 +246,25 @@ pub(super) fn small(bench: &Bench<'_>) -> Vec<Row> {
             }
         }
     }
-    for (index, rival) in [1, 2].into_iter().zip(by_runc) {
-        if rival.missing.is_some() || !rival.samples.0.is_empty() {
-            let row = rows.remove(index);
-            rows.insert(index, rival.stand_beside(row));
+    rivals
+}
+
+fn times(rival: &Rival<'_>, what: &str, ours: &Samples) -> Row {
+    let name = format!("times `{}`: {what}", rival.what);
+    match rival.missing {
+        Some(why) => Row::missing(name, why),
+        None if rival.samples.0.is_empty() => Row::missing(name, "it failed"),
+        None => {
+            let times = ours.times_in(&rival.samples);
+            let row = Row::new(name, Unit::Times, times).at_least(30.0);
+            row.with("ours", ours.clone()).with(rival.what, rival.samples.clone())
         }
     }
-    rows.extend(
-        Running::start(bench, "four piped shells", &in_bash(PIPED)).all(Some(&SMALL), || {}),
-    );
-    rows
 }
 
 pub(super) fn python(bench: &Bench<'_>) -> Vec<Row> {
     let running = Running::python(bench, 200);
-    let mut rows = running.all(Some(&LARGE), || running.write(256));
+    let (mut rows, _) = running.all(Some(&LARGE), || running.write(256));
     drop(running);
     for megabytes in [64, 200] {
         let running = Running::python(bench, megabytes);
@@ -266,7 +311,7 @@ pub(super) fn node(bench: &Bench<'_>) -> Vec<Row> {
         "cat > /root/server.js <<'END'\n{NODE}\nEND\n\
          exec node /root/server.js > /dev/null 2>&1 < /dev/null"
     );
-    Running::start(bench, "a Node server", &script).all(None, || {})
+    Running::start(bench, "a Node server", &script).all(None, || {}).0
 }
 
 fn exists(path: &str) -> bool {

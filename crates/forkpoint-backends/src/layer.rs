@@ -67,7 +67,7 @@ pub use marks::Marks;
 pub(crate) use marks::{Fate, is_whiteout, put_whiteout};
 pub use name::LayerName;
 pub use record::{LayerRecord, LayerSize};
-pub(crate) use replace::replace;
+pub(crate) use replace::{exchange, replace, write_spare};
 pub use stage::{PromisedLayer, Stage};
 pub(crate) use store::open_path;
 pub use store::{LayerStore, SweepStats};

@@ -96,6 +96,15 @@ impl Proc {
     }
 }
 
+/// Which of our descriptors below `end` are open.
+pub(crate) fn open_below(end: i32) -> io::Result<Vec<i32>> {
+    let each = |fd| libc::pollfd { fd, events: 0, revents: 0 };
+    let mut all: Vec<_> = (0..end).map(each).collect();
+    // SAFETY: as many as are told, and nobody is waited for.
+    check(unsafe { libc::poll(all.as_mut_ptr(), all.len() as libc::nfds_t, 0) }.into())?;
+    Ok(all.iter().filter(|each| each.revents & libc::POLLNVAL == 0).map(|each| each.fd).collect())
+}
+
 /// What a file of `/proc` says.
 pub(crate) fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
     read_all(&File::open(path)?, More::Perhaps)

@@ -174,11 +174,13 @@ impl Host {
         from: Option<&Artifact>,
     ) -> DriverResult<()> {
         let _held = self.hold_templates(&spec.template)?;
-        let start = self.starting_point(id, spec, from)?;
-        let images = match from {
+        let data = from.map(|artifact| self.read_artifact(artifact)).transpose()?;
+        let images = match &data {
             None => self.template_images(&spec.template)?,
-            from => self.images_from(from)?,
+            Some(data) => self.memory_images(data),
         };
+        let launcher = self.launcher(self.isolation, spec.network, images)?;
+        let start = self.starting_point(id, spec, from.zip(data))?;
         let place = self.place(id);
         match fs::create_dir(place.directory()) {
             Err(err) if err.kind() == io::ErrorKind::AlreadyExists => {
@@ -188,7 +190,7 @@ impl Host {
         }
         let launched = self.lock(id).and_then(|lock| {
             let start = if from.is_none() { self.pin_workspaces(start)? } else { start };
-            self.launch(&lock, start, &images)
+            self.launch(&lock, start, launcher)
         });
         self.forget_pins(id);
         if launched.is_err() {
@@ -203,9 +205,12 @@ impl Host {
         &self,
         id: SandboxId,
         spec: &SandboxSpec,
-        from: Option<&Artifact>,
+        from: Option<(&Artifact, ArtifactData)>,
     ) -> DriverResult<Record> {
-        let data = from.map(|artifact| self.read_artifact(artifact)).transpose()?;
+        let (artifact, data) = from.unzip();
+        if let Some((artifact, data)) = artifact.zip(data.as_ref()) {
+            self.check_image(data, artifact.snapshot)?;
+        }
         self.check_workspaces(spec, data.is_none())?;
         let base = self.base_under(data.as_ref(), spec)?;
         let before = data.as_ref().map(|data| data.line.clone()).unwrap_or_default();
@@ -226,7 +231,7 @@ impl Host {
             flat: None,
             own: Vec::new(),
             captured: None,
-            snapshot: from.map(|artifact| artifact.snapshot),
+            snapshot: artifact.map(|artifact| artifact.snapshot),
             sealed: None,
             sealing: None,
             stopped: false,
@@ -241,8 +246,7 @@ impl Host {
     }
 
     /// What the processes of a full snapshot are brought back from. Checked to fit this machine.
-    pub(super) fn images_from(&self, from: Option<&Artifact>) -> DriverResult<Vec<PathBuf>> {
-        let Some(artifact) = from else { return Ok(Vec::new()) };
+    pub(super) fn images_from(&self, artifact: &Artifact) -> DriverResult<Vec<PathBuf>> {
         let data = self.read_artifact(artifact)?;
         self.check_image(&data, artifact.snapshot)?;
         Ok(self.memory_images(&data))
@@ -327,9 +331,8 @@ impl Host {
             Ok(record) => return Ok(RolledBack { record, lock, made_anew: None }),
             Err(Anew(why)) => why,
         };
-        self.check_image(&data, to.snapshot)?;
-        let images = self.memory_images(&data);
-        let mut new = self.starting_point(id, spec, Some(to))?;
+        let launcher = self.launcher(self.isolation, spec.network, self.memory_images(&data))?;
+        let mut new = self.starting_point(id, spec, Some((to, data)))?;
         if let Some(old) = old {
             new.generation = old.generation + 1;
             new.launches = old.launches + 1;
@@ -339,7 +342,7 @@ impl Host {
         }
         let (generation, launches) = (new.generation, new.launches);
         self.clear_generation(&place, generation)?;
-        let launched = self.launch(&lock, new, &images);
+        let launched = self.launch(&lock, new, launcher);
         match (launched, self.find(id)?) {
             // The answer may be all that was lost.
             (_, Some(record)) if record.launches == launches => {
@@ -410,7 +413,8 @@ impl Host {
         record.spec = spec.clone();
         record.launches += 1;
         (record.stopped, record.paused, record.held) = (false, false, false);
-        let record = self.launch(&lock, record, &[])?;
+        let launcher = self.launcher(record.isolation, spec.network, Vec::new())?;
+        let record = self.launch(&lock, record, launcher)?;
         remove_old_sockets(&self.place(id), record.launches);
         Ok(())
     }

@@ -23,7 +23,7 @@ use std::{
 use forkpoint_checkpoint::{
     Chain,
     pager::{Guard, Pager},
-    restore::Plan,
+    restore::{Plan, check_machine},
 };
 
 use forkpoint_core::spec::Network;
@@ -40,7 +40,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     caps, init,
     mount::{OverlaySpec, clone_tree},
-    record::{InitRecord, Record},
+    record::{InitRecord, Record, StagedRecord},
     root::{self, Furniture},
     seccomp,
     spawner::{self, Outcome, Shared},
@@ -54,6 +54,7 @@ pub(super) mod blank;
 const SHARED_MEMORY_MAX: u64 = 256 << 20;
 
 const BRING_BACK: &str = "bring processes back";
+const WRITE_RECORD: &str = "write the sandbox's record";
 
 /// How long processes may take to come back.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -196,8 +197,10 @@ pub(super) fn open_images(images: &[PathBuf]) -> Result<Option<Chain>, Failure> 
     if images.is_empty() {
         return Ok(None);
     }
-    let chain = Chain::open(images.iter().cloned());
-    chain.map(Some).map_err(|err| Failure::of(BRING_BACK, &err))
+    let chain = Chain::open(images.iter().cloned()).map_err(|err| Failure::of(BRING_BACK, &err))?;
+    // Once for all copies of this process, which know the machine from then on.
+    check_machine(&chain.top().snapshot.machine).map_err(not_back)?;
+    Ok(Some(chain))
 }
 
 fn not_back(err: forkpoint_checkpoint::Error) -> Failure {
@@ -252,17 +255,25 @@ fn attend(
     child: &OwnedFd,
     plan: Option<&Plan<'_>>,
 ) -> Result<Outcome, Failure> {
+    // While the child works. If it fails, that says more than that it is gone.
+    let staged = stage_record(spec, pid);
     wait_for_child(child)?;
+    let (init, record) = staged?;
     if let Some(plan) = plan {
         let pager = plan.finish_lazily(pid.as_raw_nonzero().get(), PATIENCE).map_err(not_back)?;
         // From here on it runs, and may wait for its memory.
         pager.map(Pager::spawn).transpose().doing(BRING_BACK)?;
     }
-    let init = InitRecord::of(pid).doing("look at the new process")?;
-    let record = Record { init: Some(init.clone()), ..spec.record.clone() };
-    record.write(&spec.data).doing("write the sandbox's record")?;
+    record.publish().doing(WRITE_RECORD)?;
     wire::send(child, &(), &[]).doing("launch")?;
     Ok(Outcome::Launched { pid: init.pid, started: init.started })
+}
+
+fn stage_record(spec: &LaunchSpec, pid: Pid) -> Result<(InitRecord, StagedRecord), Failure> {
+    let init = InitRecord::of(pid).doing("look at the new process")?;
+    let record = Record { init: Some(init.clone()), ..spec.record.clone() };
+    let staged = record.stage(&spec.data).doing(WRITE_RECORD)?;
+    Ok((init, staged))
 }
 
 fn wait_for_launcher(launcher: &OwnedFd) -> Result<(), Failure> {

@@ -29,7 +29,7 @@ use super::{
     root,
     spawner::{Outcome, Readiness, Work},
     template,
-    warm::Blank,
+    warm::{Blank, Launching},
     wire::{self, Failure},
     workspace::is_plain_dir,
 };
@@ -146,22 +146,39 @@ impl Host {
         Ok(())
     }
 
-    /// Starts the sandbox that the record tells of, with the processes of `images` if there are any, and
-    /// writes the record.
+    /// Whoever will launch a sandbox, with the processes of `images` if there are any. To be asked for as soon as so
+    /// much is known of it: getting ready takes time, in which it can be prepared.
+    pub(super) fn launcher(
+        &self,
+        isolation: Isolation,
+        network: Network,
+        images: Vec<PathBuf>,
+    ) -> DriverResult<Launcher<'_>> {
+        let launching = self.pool.launching();
+        let shape = Shape { isolation, network, images };
+        let by = match self.pool.take(&shape) {
+            Some(blank) => By::Blank(blank),
+            None => By::Worker(self.stand_by_for(&shape).map_err(launch_error(LAUNCH))?),
+        };
+        Ok(Launcher { by, shape, _launching: launching })
+    }
+
+    fn stand_by_for(&self, shape: &Shape) -> Result<Worker, Failure> {
+        let (isolation, images) = (shape.isolation, shape.images.clone());
+        self.client.stand_by(Readiness { isolation, images, store: None })
+    }
+
+    /// Starts the sandbox that the record tells of, and writes the record.
     pub(super) fn launch(
         &self,
         lock: &OwnedFd,
         mut record: Record,
-        images: &[PathBuf],
+        launcher: Launcher<'_>,
     ) -> DriverResult<Record> {
-        let _launching = self.pool.launching();
+        let Launcher { by, shape, _launching } = launcher;
         let place = self.place(record.id);
         self.let_owner_in(&record)?;
         let overlays = self.overlays(&record, record.generation, None, record.top.as_ref())?;
-        let blank = self.blank_for(&record, overlays.len(), images);
-        let stand_by = || self.launcher(record.isolation, images);
-        let worker = blank.is_none().then(stand_by).transpose();
-        let worker = worker.map_err(launch_error("launch a sandbox"))?;
         self.make_generation(&overlays)?;
         let directory = place.open().map_err(io_error("open", place.directory()))?;
         let socket = Place::socket(record.launches);
@@ -176,40 +193,30 @@ impl Host {
         // Never the name of one that was there: it may be on its way out, and whoever removes it goes by
         // the name.
         let name = unique_name(&name);
+        let images = &shape.images;
         let order = Launch { lock, listener: &listener, overlays: &overlays, images };
-        if let Some(blank) = blank {
-            match self.launch_on(blank, &name, record.clone(), &order) {
-                Ok(record) => return Ok(record),
-                // It may be the blank's fault alone; a work directory is used once.
-                Err(_) => self.make_generation(&overlays)?,
+        let worker = match by {
+            By::Worker(worker) => Some(worker),
+            By::Blank(blank) if overlays.len() <= OVERLAYS_MAX => {
+                match self.launch_on(blank, &name, record.clone(), &order) {
+                    Ok(record) => return Ok(record),
+                    // It may be the blank's fault alone; a work directory is used once.
+                    Err(_) => self.make_generation(&overlays)?,
+                }
+                None
             }
-        }
+            By::Blank(_) => None,
+        };
         let cgroup = self.cgroups.create(&name, &record.spec.resources).map_err(cgroup_error)?;
         record.cgroup = Some(cgroup.clone());
         let into = cgroup.unified_dir().map_err(failed("open the sandbox's cgroup"))?;
         let launched = self.launch_in(&record, &cgroup, into.as_ref(), &order, |spec, fds| {
-            let worker = worker.map_or_else(|| self.launcher(record.isolation, images), Ok)?;
+            let worker = worker.map_or_else(|| self.stand_by_for(&shape), Ok)?;
             worker.ask(&Work::Launch(spec), fds)
         });
         launched.inspect_err(|_| {
             let _ = fs::remove_file(place.directory().join(socket));
         })
-    }
-
-    /// Whoever will launch it.
-    fn launcher(&self, isolation: Isolation, images: &[PathBuf]) -> Result<Worker, Failure> {
-        self.client.stand_by(Readiness { isolation, images: images.to_vec(), store: None })
-    }
-
-    /// One that is ready and fits, if there is one.
-    fn blank_for(&self, record: &Record, overlays: usize, images: &[PathBuf]) -> Option<Blank> {
-        let shape = Shape {
-            isolation: record.isolation,
-            network: record.spec.network,
-            images: images.to_vec(),
-        };
-        let fits = overlays <= OVERLAYS_MAX;
-        fits.then(|| self.pool.take(&shape)).flatten()
     }
 
     fn launch_on(
@@ -247,7 +254,7 @@ impl Host {
         };
         let fds = [order.lock, order.listener].into_iter().chain(into).chain(&tasks);
         let fds: Vec<_> = fds.map(|fd| fd.as_fd()).collect();
-        match send(Box::new(spec), &fds).map_err(launch_error("launch a sandbox")) {
+        match send(Box::new(spec), &fds).map_err(launch_error(LAUNCH)) {
             Ok(_) => self.record(record.id),
             Err(err) => {
                 // Whoever was asked may have died between the deed and the answer.
@@ -263,6 +270,22 @@ impl Host {
             }
         }
     }
+}
+
+const LAUNCH: &str = "launch a sandbox";
+
+#[derive(Debug)]
+pub(super) struct Launcher<'a> {
+    by: By,
+    /// What it is ready for.
+    shape: Shape,
+    _launching: Launching<'a>,
+}
+
+#[derive(Debug)]
+enum By {
+    Blank(Blank),
+    Worker(Worker),
 }
 
 /// What every way to launch a sandbox needs.

@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{cgroup::Cgroup, launch::Isolation, template::Base};
 use crate::{
-    layer::{LayerName, replace},
+    layer::{LayerName, exchange, write_spare},
     workspace::Line,
 };
 
@@ -253,9 +253,18 @@ impl Record {
     }
 
     pub(super) fn write(&self, root: &Path) -> io::Result<()> {
+        self.stage(root)?.publish()
+    }
+
+    /// Writes it where nobody looks. The sandbox is locked until it is published.
+    pub(super) fn stage(&self, root: &Path) -> io::Result<StagedRecord> {
         let directory = Place::of(root, self.id).directory;
-        let (path, spare) = (directory.join("record.json"), directory.join("record.new"));
-        replace(&path, &spare, &serde_json::to_vec(self)?)
+        let staged = StagedRecord {
+            path: directory.join("record.json"),
+            spare: directory.join("record.new"),
+        };
+        write_spare(&staged.spare, &serde_json::to_vec(self)?)?;
+        Ok(staged)
     }
 
     pub(super) fn is_alive(&self) -> bool {
@@ -271,6 +280,20 @@ impl Record {
     pub(super) fn freezer(&self) -> Option<&Cgroup> {
         let cgroup = self.cgroup.as_ref()?;
         (cgroup.can_freeze() && self.isolation != Isolation::Rootless).then_some(cgroup)
+    }
+}
+
+/// One that nobody has read yet.
+#[must_use]
+#[derive(Debug)]
+pub(super) struct StagedRecord {
+    path: PathBuf,
+    spare: PathBuf,
+}
+
+impl StagedRecord {
+    pub(super) fn publish(&self) -> io::Result<()> {
+        exchange(&self.path, &self.spare)
     }
 }
 

@@ -85,7 +85,7 @@ impl Host {
 
     /// Links to the images of a snapshot with processes. Answers how many there are, and how long they are.
     fn keep_memory(&self, layer: &LayerName, artifact: &Artifact) -> DriverResult<(usize, u64)> {
-        let images = self.images_from(Some(artifact))?;
+        let images = self.images_from(artifact)?;
         if images.is_empty() {
             return Ok((0, 0));
         }
