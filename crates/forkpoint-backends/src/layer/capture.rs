@@ -307,7 +307,7 @@ pub(super) fn fill_folder<'a>(
     crew: &mut Crew<'_, '_, 'a>,
 ) -> LayerResult<Weak<Folder<'a>>> {
     let mut own = 0;
-    while own < tasks.len() && crew.is_alone() {
+    while own < tasks.len() && crew.is_alone(tasks.len() - own) {
         let task = &tasks[own];
         crew.hand.bring(ends, task).at(|| from.path_of(&task.name))?;
         own += 1;

@@ -63,10 +63,10 @@ pub(super) struct Crew<'scope, 'env, 'a> {
 }
 
 impl<'a> Crew<'_, '_, 'a> {
-    /// Whether so little was copied that nobody else is worth asking.
-    pub(super) fn is_alone(&self) -> bool {
+    /// Whether so little was copied, and is known to come, that nobody else is worth asking.
+    pub(super) fn is_alone(&self, coming: usize) -> bool {
         let Done { copied, linked } = self.hand.copier.done;
-        let files = copied.files + linked.files + copied.bytes / FILE_BYTES;
+        let files = copied.files + linked.files + copied.bytes / FILE_BYTES + coming as u64;
         self.threads.is_empty() && files < ALONE_FILES
     }
 

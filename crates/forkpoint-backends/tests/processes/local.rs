@@ -11,6 +11,7 @@ use std::{
     io::{BufRead as _, BufReader, Write as _},
     path::Path,
     process::{Child, ChildStdout, Command, Stdio},
+    time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
@@ -113,17 +114,23 @@ async fn step(driver: &LocalDriver, task: &Task, number: u64) {
     let id = task.sandbox;
     let sandbox = driver.attach(id).await.unwrap();
     let back = &task.snapshots[(number >> 8) as usize % task.snapshots.len()];
-    match number % 8 {
-        0 | 1 => {
-            let text = format!("text {:x}", random());
-            report(&Report::Write(text.clone()));
-            write(&*sandbox, &text).await;
-            report(&Report::Done(None));
-        }
+    match number % 10 {
+        0 | 1 => write_anew(&*sandbox).await,
         2 | 3 => seal(&*sandbox).await,
         4 => {
             let busy = sandbox.exec(&Argv::new(["sleep", "1000"])).await.unwrap();
             seal(&*sandbox).await;
+            busy.control.signal(9).await.unwrap();
+            busy.control.wait().await.unwrap();
+        }
+        8 | 9 => {
+            let busy = sandbox.exec(&Argv::new(["sleep", "1000"])).await.unwrap();
+            for _ in 0..3 {
+                write_anew(&*sandbox).await;
+                // What is as new as this may be taken again without being known to have changed.
+                tokio::time::sleep(OLD).await;
+                seal(&*sandbox).await;
+            }
             busy.control.signal(9).await.unwrap();
             busy.control.wait().await.unwrap();
         }
@@ -152,6 +159,16 @@ async fn step(driver: &LocalDriver, task: &Task, number: u64) {
             report(&Report::Done(None));
         }
     }
+}
+
+/// From here on a file's time tells whether it changed.
+const OLD: Duration = Duration::from_millis(20);
+
+async fn write_anew(sandbox: &dyn Sandbox) {
+    let text = format!("text {:x}", random());
+    report(&Report::Write(text.clone()));
+    write(sandbox, &text).await;
+    report(&Report::Done(None));
 }
 
 async fn seal(sandbox: &dyn Sandbox) {
