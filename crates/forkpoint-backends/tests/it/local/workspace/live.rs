@@ -31,6 +31,29 @@ fn a_sandbox_changes_a_directory_for_itself_alone() {
 }
 
 #[test]
+fn a_sandbox_can_work_in_many_directories() {
+    const MANY: usize = 33;
+    let desk = Desk::new();
+    desk.scene.run(async {
+        let mut spec = desk.spec(Live).await;
+        let one = spec.workspaces.remove(0);
+        for number in 0..MANY {
+            desk.write(&format!("{number}/name"), &format!("{number} "));
+            let source = HostPath::new(desk.path(&number.to_string())).unwrap();
+            let at = SandboxPath::new(format!("/w{number}")).unwrap();
+            spec.workspaces.push(Workspace { source, at, ..one.clone() });
+        }
+        spec.workdir = None;
+        let names: String = (0..MANY).map(|number| format!("{number} ")).collect();
+        let look = format!("for i in $(seq 0 {}); do cat /w$i/name; done", MANY - 1);
+        let sandbox = desk.scene.create_as(&spec).await;
+        assert_eq!(sh(&*sandbox, &look).await, names);
+        let sealed = seal(&*sandbox).await;
+        assert_eq!(sh(&*desk.restore(&spec, &sealed).await, &look).await, names);
+    });
+}
+
+#[test]
 fn what_was_changed_is_in_snapshots_copies_and_rollbacks_and_the_rest_is_the_hosts() {
     let desk = Desk::with_files();
     desk.scene.run(async {
