@@ -165,7 +165,9 @@ impl<'a> Product<'a> {
 
     pub fn rollback(&self, id: &str) -> Duration {
         let (time, record) = self.timed(self.engine.rollback(RollbackRequest::new(id)));
-        record.unwrap();
+        if let Some(why) = record.unwrap().made_anew {
+            eprintln!("its processes were made anew: {why}");
+        }
         time
     }
 

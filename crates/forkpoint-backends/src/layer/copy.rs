@@ -302,6 +302,10 @@ pub(crate) fn copy_bytes(source: &File, target: &File, len: u64) -> io::Result<(
 }
 
 fn copy_extents(source: &File, target: &File, len: u64, buffer: &mut [u8]) -> io::Result<()> {
+    // Most have no holes, and then there is nothing more to ask or to set.
+    if seek(source, SeekFrom::Hole(0)).is_ok_and(|hole| hole >= len) {
+        return copy_in_kernel(source, target, 0, len, buffer);
+    }
     let mut end = 0;
     loop {
         let start = match seek(source, SeekFrom::Data(end)) {

@@ -7,7 +7,7 @@
 
 use std::{
     num::NonZero,
-    sync::{Arc, Weak},
+    sync::{Arc, OnceLock, Weak},
     thread::{self, Scope, ScopedJoinHandle},
 };
 
@@ -92,8 +92,7 @@ impl<'a> Crew<'_, '_, 'a> {
         if !self.threads.is_empty() {
             return;
         }
-        let processors = thread::available_parallelism().map_or(1, NonZero::get);
-        for _ in 1..processors.clamp(THREADS_MIN, THREADS_MAX) {
+        for _ in 1..processors().clamp(THREADS_MIN, THREADS_MAX) {
             let (board, mut hand) = (self.board, Hand::new(self.site, self.sealed));
             let work = move || {
                 board.work(&mut hand, Wait::ForMore, || false);
@@ -116,6 +115,12 @@ impl<'a> Crew<'_, '_, 'a> {
             .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
         others.chain([self.hand]).collect()
     }
+}
+
+/// Asked once: cgroups are looked through for it.
+fn processors() -> usize {
+    static COUNT: OnceLock<usize> = OnceLock::new();
+    *COUNT.get_or_init(|| thread::available_parallelism().map_or(1, NonZero::get))
 }
 
 /// What all of them did.

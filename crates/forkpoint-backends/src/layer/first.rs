@@ -137,6 +137,8 @@ impl Walker {
             }
         }
         entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        // The others come when they have been copied.
+        entries.reserve_exact(tasks.len());
         Ok((Directory { opaque: self.marks.is_opaque(self.from.fd())?, entries }, tasks))
     }
 

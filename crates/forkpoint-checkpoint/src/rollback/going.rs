@@ -6,7 +6,7 @@ use super::{
     files,
     memory::{MemoryPlan, is_mapped_as, lost_file},
     not_in_place,
-    state::{forks, registers, room, state, thread_state, wanted},
+    state::{action_at_bell, forks, registers, room, state, thread_state, wanted},
 };
 use crate::{
     coverage::{Findings, Whose},
@@ -111,8 +111,8 @@ impl<'a> Going<'a> {
             script.call(libc::SYS_wait4, &[*child as u64, 0, ANY_KIND, 0]);
         }
         let children = 0..script.calls().len();
-        let bell = draft.reins.as_ref().map_or(0, |reins| 1 << (reins.bell - 1));
-        let all = script.put_words(&[!bell])?;
+        let bell = self.bell();
+        let all = script.put_words(&[!(1 << (bell - 1))])?;
         let at_once = script.put_words(&[0, 0])?;
         for _ in 0..=ptrace::pending(held.pid, true)?.len() + self.ended.len() {
             script.call(libc::SYS_rt_sigtimedwait, &[all, 0, at_once, 8]);
@@ -123,7 +123,8 @@ impl<'a> Going<'a> {
         memory.steps(&mut script);
         let memory = first..script.calls().len();
         forks(&mut script, alive);
-        state(&mut script, alive)?;
+        let others = held.tasks.len() > 1;
+        state(&mut script, alive, others.then_some(bell))?;
         files::steps(&mut script, &draft.alive, alive)?;
         thread_state(&mut script, wanted(draft, alive, 0)?)?;
         let mut scripts = vec![script];
@@ -148,6 +149,9 @@ impl<'a> Going<'a> {
         let mut outcomes = Vec::with_capacity(steps.scripts.len());
         for (index, script) in steps.scripts.iter().enumerate() {
             outcomes.push(held.finish(index, script).doing("lead the steps", pid)?);
+        }
+        if held.tasks.len() > 1 {
+            self.act_at_bell(held).doing("lead the steps", pid)?;
         }
         let outcome = outcomes.first().ok_or(Error::Ended { pid })?;
         let mut children = steps.children.clone();
@@ -181,6 +185,17 @@ impl<'a> Going<'a> {
 
     fn heap_end(&self) -> u64 {
         self.alive.space.fields[5]
+    }
+
+    fn bell(&self) -> i32 {
+        self.draft.reins.as_ref().map_or(libc::SIGURG, |reins| reins.bell)
+    }
+
+    /// To be called when nobody is about to ring.
+    fn act_at_bell(&self, held: &mut Held) -> io::Result<()> {
+        let mut script = held.script(0, 32);
+        action_at_bell(&mut script, self.alive, self.bell())?;
+        held.run(0, &script)?.failure().map_or(Ok(()), |(_, err)| Err(err))
     }
 
     /// Looks once more when the heap ends where it did, and has everything else mapped as it was.

@@ -65,11 +65,12 @@ pub(super) fn forks(script: &mut Script, alive: &Alive) {
     }
 }
 
-/// What a process has once.
-pub(super) fn state(script: &mut Script, alive: &Alive) -> io::Result<()> {
+/// What a process has once. Where other threads ring a `bell` meanwhile, not what it does at that: to set it takes away
+/// what another has just rung.
+pub(super) fn state(script: &mut Script, alive: &Alive, bell: Option<i32>) -> io::Result<()> {
     let actions = script.put_words(alive.actions.as_flattened())?;
     for (signal, at) in (1..).zip((actions..).step_by(32)).take(alive.actions.len()) {
-        if !matches!(signal, libc::SIGKILL | libc::SIGSTOP) {
+        if !matches!(signal, libc::SIGKILL | libc::SIGSTOP) && bell != Some(signal) {
             script.call(libc::SYS_rt_sigaction, &[signal as u64, at, 0, 8]);
         }
     }
@@ -86,6 +87,14 @@ pub(super) fn state(script: &mut Script, alive: &Alive) -> io::Result<()> {
     let cwd = script.put(&cwd)?;
     script.call(libc::SYS_chdir, &[cwd]);
     script.call(libc::SYS_umask, &[alive.umask.into()]);
+    Ok(())
+}
+
+/// What a process does at the bell, when none of its threads is about to ring it.
+pub(super) fn action_at_bell(script: &mut Script, alive: &Alive, bell: i32) -> io::Result<()> {
+    let action = alive.actions.get(bell as usize - 1).ok_or(io::ErrorKind::NotFound)?;
+    let at = script.put_words(action)?;
+    script.call(libc::SYS_rt_sigaction, &[bell as u64, at, 0, 8]);
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use std::{
     io,
     sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
 };
 
 use forkpoint_checkpoint::{
@@ -71,7 +72,7 @@ fn at_rest(mut capture: impl FnMut() -> Captured) -> Captured {
     until("it is at rest", || {
         let captured = capture();
         let names = captured.snapshot.files.iter().map(|file| format!("{:?}", file.kind));
-        let is_busy = |name: String| name.contains("/mnt/now.new") || name.contains("/mnt/want");
+        let is_busy = |name: String| name.contains("/mnt/now") || name.contains("/mnt/want");
         (!names.into_iter().any(is_busy)).then_some(captured)
     })
 }
@@ -109,6 +110,41 @@ fn a_process_goes_back_again_and_again() {
     place.put("now", "");
     let _copy = place.restore();
     until("the copy runs", || place.read("now").starts_with("1 ").then_some(()));
+}
+
+/// Whoever sets what is done at a signal takes it away from all threads: a thread that tells us by one that it is done
+/// must not be missed.
+#[test]
+fn threads_that_make_their_steps_at_once_are_all_heard() {
+    // The more pages it has touched, the longer the first thread is at it before it sets anything.
+    const SLEEPING: &str = "
+import mmap, threading, time
+m = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def rest():
+    while True: time.sleep(0.02)
+for _ in range(15): threading.Thread(target=rest, daemon=True).start()
+open('/mnt/now', 'w').write('runs')
+while True:
+    for at in range(0, 64 << 20, 8192):
+        m[at] = 1
+        for _ in range(40): pass
+    open('/mnt/now', 'w').write('runs')
+";
+    let mut place = Place::new();
+    let sandbox = place.python(SLEEPING);
+    until("it runs", || place.read("now").contains("runs").then_some(()));
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    let mut tracker = Tracker::new();
+    let captured = at_rest(|| tracker.capture(&tree, &spec, || Ok(())).unwrap());
+    tracker.note(place.write(&captured));
+    let chain = Chain::open(place.images.clone()).unwrap();
+    for round in 0..300 {
+        std::thread::sleep(Duration::from_micros(round % 10 * 200));
+        let done = tracker.rollback(&tree, &chain, &spec, || Ok(()));
+        assert!(done.is_ok(), "round {round}: {done:?}");
+    }
+    place.put("now", "");
+    until("it runs", || place.read("now").contains("runs").then_some(()));
 }
 
 /// All of its memory is written, since nobody knows what changed.
