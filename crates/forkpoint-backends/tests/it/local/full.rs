@@ -184,7 +184,7 @@ fn who_wrote_to_a_client_that_is_gone_goes_on() {
     let Some(scene) = Scene::new(true) else { return };
     scene.run(async {
         let sandbox = scene.create().await;
-        let script = "i=0; while :; do i=$((i+1)); echo $i; echo $i > /tmp/c; mv /tmp/c /tmp/count; sleep 0.01; done";
+        let script = "i=0; while :; do i=$((i+1)); echo $i > /tmp/c; mv /tmp/c /tmp/count; echo $i; sleep 0.01; done";
         let mut running = start(&*sandbox, script).await;
         let artifact = seal_full(&*sandbox).await;
         assert!(running.stdout.next().await.is_some(), "whoever listens hears the rest");
