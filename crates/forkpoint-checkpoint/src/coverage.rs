@@ -3,7 +3,12 @@
 //! The rule is a list of what is known to come back; all else is refused, with the process, the
 //! thing and the way out. Nothing is left out in silence.
 
-use crate::error::{Error, Refusal, Refusals, Result};
+use std::io;
+
+use crate::{
+    dump::proc::Status,
+    error::{Error, Refusal, Refusals, Result},
+};
 
 /// What was found that cannot be captured.
 #[derive(Debug, Default)]
@@ -16,10 +21,44 @@ pub(crate) struct Whose {
     pub(crate) name: String,
 }
 
+impl Whose {
+    /// Of a task that stands or runs, by its number from here.
+    pub(crate) fn of(outside: i32) -> io::Result<Self> {
+        let status = Status::of(outside)?;
+        Ok(Self { pid: status.last("NStgid")?, name: status.text("Name").to_owned() })
+    }
+}
+
+/// Why something is refused.
+#[derive(Debug)]
+pub(crate) struct Reason {
+    text: String,
+    passes: bool,
+}
+
+impl Reason {
+    /// What is in the way goes away by itself, most often within milliseconds: it is worth another try.
+    pub(crate) fn passing(text: impl Into<String>) -> Self {
+        Self { text: text.into(), passes: true }
+    }
+}
+
+impl<T: Into<String>> From<T> for Reason {
+    fn from(text: T) -> Self {
+        Self { text: text.into(), passes: false }
+    }
+}
+
 impl Findings {
-    pub(crate) fn refuse(&mut self, whose: &Whose, thing: impl Into<String>, reason: &str) {
-        let (process, thing, reason) = (whose.name.clone(), thing.into(), reason.to_owned());
-        self.0.push(Refusal { pid: whose.pid, process, thing, reason });
+    pub(crate) fn refuse(
+        &mut self,
+        whose: &Whose,
+        thing: impl Into<String>,
+        reason: impl Into<Reason>,
+    ) {
+        let (process, thing) = (whose.name.clone(), thing.into());
+        let Reason { text: reason, passes } = reason.into();
+        self.0.push(Refusal { pid: whose.pid, process, thing, reason, passes });
     }
 
     pub(crate) fn verdict(self) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use std::{fmt, io};
 
-use crate::image::ImageError;
+use crate::{coverage::Whose, image::ImageError};
 
 /// Something that cannot be captured, or not brought back.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,11 +14,13 @@ pub struct Refusal {
     pub thing: String,
     /// Why, and what one can do about it.
     pub reason: String,
+    /// Whether it goes away by itself.
+    pub passes: bool,
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { pid, process, thing, reason } = self;
+        let Self { pid, process, thing, reason, .. } = self;
         // What is process 1's is everybody's.
         if *pid == 1 {
             return write!(f, "the sandbox has {thing}: {reason}");
@@ -30,6 +32,14 @@ impl fmt::Display for Refusal {
 /// At least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusals(pub Vec<Refusal>);
+
+impl Refusals {
+    /// Whether nothing is in the way that stays there.
+    #[must_use]
+    pub fn pass(&self) -> bool {
+        self.0.iter().all(|refusal| refusal.passes)
+    }
+}
 
 impl fmt::Display for Refusals {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -48,9 +58,10 @@ impl fmt::Display for Refusals {
 pub enum Error {
     #[error("{0}")]
     Refused(Refusals),
-    #[error("process {pid} does not stand still: {why}; try again")]
-    Restless { pid: i32, why: &'static str },
-    #[error("process {pid} ended meanwhile; try again")]
+    /// Number and name are those inside the sandbox.
+    #[error("process {pid} (`{process}`) does not stand still: {why}; try again")]
+    Restless { pid: i32, process: String, why: &'static str },
+    #[error("a process ended meanwhile; try again")]
     Ended { pid: i32 },
     #[error("failed to {doing} of process {pid}")]
     Process { doing: &'static str, pid: i32, source: io::Error },
@@ -68,6 +79,16 @@ pub enum Error {
     NotInPlace { why: String },
     #[error(transparent)]
     Image(#[from] ImageError),
+}
+
+impl Error {
+    /// Of a task, by its number from here.
+    pub(crate) fn restless(outside: i32, why: &'static str) -> Self {
+        // One that is gone meanwhile has neither number nor name inside.
+        let gone = |_| Whose { pid: outside, name: "ended".to_owned() };
+        let Whose { pid, name: process } = Whose::of(outside).unwrap_or_else(gone);
+        Self::Restless { pid, process, why }
+    }
 }
 
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -162,7 +162,7 @@ pub(crate) fn freeze(tree: &Tree, options: u64, deadline: Deadline) -> Result<Fr
             Attempt::Stands(frozen) => return Ok(frozen),
             Attempt::Again(pid) if deadline.passed() => {
                 let why = "it waits in the kernel, or forks without end";
-                return Err(Error::Restless { pid, why });
+                return Err(Error::restless(pid, why));
             }
             Attempt::Again(_) => sys::pause(Duration::from_micros(200 + 100 * u64::min(round, 20))),
         }
@@ -297,7 +297,7 @@ fn seize(pid: i32, tid: i32, options: u64, attached: &HashSet<i32>) -> Result<bo
         Err(_) if is_dead(tid) => Ok(false),
         Err(source) if source.raw_os_error() == Some(libc::EPERM) && is_traced(tid) => {
             let why = "somebody else traces it: end the debugger in the sandbox";
-            Err(Error::Restless { pid, why })
+            Err(Error::restless(pid, why))
         }
         Err(source) => Err(Error::Process { doing: "trace a task", pid, source }),
     }

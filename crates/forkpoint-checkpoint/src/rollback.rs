@@ -158,7 +158,7 @@ fn end(held: &mut Held, deadline: Deadline) -> Result<()> {
         let mut patience = Patience::default();
         while !matches!(ptrace::look(task.tid), Ok(Some(ptrace::Event::Ended)) | Err(_)) {
             if deadline.passed() {
-                return Err(Error::Restless { pid: held.pid, why: "it does not end" });
+                return Err(Error::restless(held.pid, "it does not end"));
             }
             patience.wait();
         }

@@ -1,9 +1,12 @@
 //! Descriptors of the kernel's own things: events, timers, signals, polls.
 
 use super::{files::Seen, questions::whole_timer};
-use crate::{coverage, image::FileKind};
+use crate::{
+    coverage::{self, Reason},
+    image::FileKind,
+};
 
-pub(super) fn kind(kind: &str, seen: &Seen<'_>) -> Result<FileKind, String> {
+pub(super) fn kind(kind: &str, seen: &Seen<'_>) -> Result<FileKind, Reason> {
     let field = |key: &str| {
         let value = seen.info.field(key);
         value.ok_or_else(|| format!("`{key}` is not told by this kernel"))
@@ -34,10 +37,10 @@ pub(super) fn kind(kind: &str, seen: &Seen<'_>) -> Result<FileKind, String> {
             let pid = field("NSpid:")?.split_whitespace().last().and_then(|pid| pid.parse().ok());
             match pid {
                 Some(pid @ 1..) => Ok(FileKind::Process { pid }),
-                _ => Err("the process that it stands for is gone; close it first".to_owned()),
+                _ => Err("the process that it stands for is gone; close it first".into()),
             }
         }
-        kind => Err(coverage::anonymous(kind).to_owned()),
+        kind => Err(coverage::anonymous(kind).into()),
     }
 }
 

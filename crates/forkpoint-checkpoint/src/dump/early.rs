@@ -2,7 +2,7 @@
 
 use std::{io, time::Duration};
 
-use super::{CaptureSpec, Depth, drafts, questions};
+use super::{CaptureSpec, look::drafts, questions, task::Depth};
 use crate::{
     coverage::Findings,
     error::{Doing as _, Error, Result},

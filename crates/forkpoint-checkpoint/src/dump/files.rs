@@ -26,7 +26,7 @@ use super::{
     terminal, watch,
 };
 use crate::{
-    coverage::{DEVICES, Findings, Whose},
+    coverage::{DEVICES, Findings, Reason, Whose},
     freeze::{Held, Tree},
     image::{Bytes, Descriptor, FileKind, MemoryId, OpenFile, Process},
     mounts::Names,
@@ -175,7 +175,7 @@ impl Files {
             Ok(kind) => kind,
             Err(reason) => {
                 let thing = format!("`{name}` (descriptor {number})");
-                findings.refuse(&draft.whose, thing, &reason);
+                findings.refuse(&draft.whose, thing, reason);
                 return Ok(None);
             }
         };
@@ -192,11 +192,11 @@ impl Files {
         Ok(Some(file))
     }
 
-    fn kind(&self, seen: &Seen<'_>, draft: &Draft) -> Result<FileKind, String> {
+    fn kind(&self, seen: &Seen<'_>, draft: &Draft) -> Result<FileKind, Reason> {
         match FileType::from_raw_mode(seen.stat.st_mode) {
             FileType::Fifo if seen.name.starts_with("pipe:") => pipe::kind(seen),
             FileType::Fifo if self.leads_to(seen) => pipe::named(seen),
-            FileType::Fifo => Err(format!("{ELSEWHERE}; close it first")),
+            FileType::Fifo => Err(format!("{ELSEWHERE}; close it first").into()),
             FileType::Socket => {
                 socket::kind(seen, &self.sockets, &draft.alive.cwd, self.connections)
             }
@@ -208,12 +208,12 @@ impl Files {
                     watch::kind(seen.info, waiting, &self.root, &draft.alive.cwd)
                 }
                 Some(kind) => anonymous::kind(kind, seen),
-                None => Err("this kind of file is not known to come back".to_owned()),
+                None => Err("this kind of file is not known to come back".into()),
             },
         }
     }
 
-    fn path(&self, seen: &Seen<'_>) -> Result<FileKind, String> {
+    fn path(&self, seen: &Seen<'_>) -> Result<FileKind, Reason> {
         let memory = (seen.stat.st_dev, seen.stat.st_ino);
         if seen.name.starts_with("/memfd:") || self.mapped.contains(&memory) {
             return Ok(FileKind::Memory { memory, position: seen.info.position() });
@@ -225,10 +225,10 @@ impl Files {
         let path = match self.names.get(&memory) {
             _ if self.leads_to(seen) => seen.name.to_owned(),
             Some(other) => other.clone(),
-            None => return Err(format!("{ELSEWHERE}; close it first")),
+            None => return Err(format!("{ELSEWHERE}; close it first").into()),
         };
         if tells_of_a_process(&path) {
-            return Err(NOT_YET.to_owned());
+            return Err(Reason::passing(NOT_YET));
         }
         let position = seen.info.position();
         Ok(FileKind::Path { path, position, directory, lock: None })
@@ -423,10 +423,10 @@ pub(super) fn device(seen: &Seen<'_>) -> Option<FileKind> {
     })
 }
 
-fn deleted(seen: &Seen<'_>) -> Result<FileKind, String> {
+fn deleted(seen: &Seen<'_>) -> Result<FileKind, Reason> {
     let len = seen.stat.st_size as u64;
     if len > DELETED_MAX {
-        return Err(format!("it has no name, and more than {} MiB", DELETED_MAX >> 20));
+        return Err(format!("it has no name, and more than {} MiB", DELETED_MAX >> 20).into());
     }
     let mut content = vec![0; len as usize];
     // The program may have opened it for writing only.

@@ -7,15 +7,18 @@ use rustix::pipe::{
 };
 
 use super::files::{Seen, is_writer, told};
-use crate::image::{Bytes, FileKind};
+use crate::{
+    coverage::Reason,
+    image::{Bytes, FileKind},
+};
 
-pub(super) fn kind(seen: &Seen<'_>) -> Result<FileKind, String> {
+pub(super) fn kind(seen: &Seen<'_>) -> Result<FileKind, Reason> {
     let (capacity, content) = capacity_and_content(seen)?;
     Ok(FileKind::Pipe { pipe: seen.stat.st_ino, capacity, content })
 }
 
 /// With a name, which leads to it.
-pub(super) fn named(seen: &Seen<'_>) -> Result<FileKind, String> {
+pub(super) fn named(seen: &Seen<'_>) -> Result<FileKind, Reason> {
     let (capacity, content) = capacity_and_content(seen)?;
     let path = seen.name.to_owned();
     Ok(FileKind::Fifo { path, pipe: seen.stat.st_ino, capacity, content })

@@ -5,11 +5,72 @@ use std::io;
 use super::task::Draft;
 use crate::{
     coverage::{Findings, Whose},
-    freeze::Held,
+    error::{Doing as _, Error, Result},
+    freeze::{Frozen, Held},
+    hand::Reins,
     image::{Alive, Thread},
     script::{self, Call, Outcome, Script},
     sys::memory::USERFAULTFD_FLAGS,
+    track::Tracker,
 };
+
+/// Has every task tell what only it knows, all of them at once.
+pub(super) fn ask(
+    frozen: &mut Frozen,
+    drafts: &mut [Draft],
+    mut tracker: Option<&mut Tracker>,
+    findings: &mut Findings,
+) -> Result<()> {
+    let mut asked = Vec::new();
+    for (held, draft) in frozen.processes.iter_mut().zip(&*drafts) {
+        let reins = draft.reins.clone().ok_or(Error::Ended { pid: held.pid })?;
+        let is_known = |tracker: &Tracker| tracker.tracked(held.pid, draft.started).is_some();
+        let uffd = tracker.as_deref().is_some_and(|tracker| !is_known(tracker));
+        let all = open_and_start(held, draft, reins, uffd);
+        asked.push(all.doing("lead the steps", held.pid)?);
+    }
+    for ((held, draft), questions) in frozen.processes.iter_mut().zip(drafts).zip(&asked) {
+        let uffd = hear(held, draft, questions, findings).doing("hear the answers", held.pid)?;
+        if let (Some(number), Some(tracker)) = (uffd, tracker.as_deref_mut()) {
+            tracker.adopt(held, number).doing("track the memory", held.pid)?;
+        }
+    }
+    Ok(())
+}
+
+fn open_and_start(
+    held: &mut Held,
+    draft: &Draft,
+    reins: Reins,
+    uffd: bool,
+) -> io::Result<Vec<Questions>> {
+    held.open(reins)?;
+    let mut all = Vec::with_capacity(held.tasks.len());
+    for index in 0..held.tasks.len() {
+        let questions = Questions::new(held, index, draft, uffd && index == 0)?;
+        held.start(index, questions.script())?;
+        all.push(questions);
+    }
+    Ok(all)
+}
+
+fn hear(
+    held: &mut Held,
+    draft: &mut Draft,
+    questions: &[Questions],
+    findings: &mut Findings,
+) -> io::Result<Option<i32>> {
+    let mut uffd = None;
+    for (index, questions) in questions.iter().enumerate() {
+        let outcome = held.finish(index, questions.script())?;
+        questions.answer_thread(&outcome, &mut draft.alive.threads[index])?;
+        if index == 0 {
+            let Draft { whose, alive, .. } = draft;
+            uffd = questions.answer_process(&outcome, alive, whose, findings)?;
+        }
+    }
+    Ok(uffd)
+}
 
 /// What a task is asked, and where its answers will be.
 #[derive(Debug)]

@@ -4,6 +4,7 @@ use std::{cell::OnceCell, collections::HashMap, os::fd::AsRawFd as _};
 
 use super::{Connections, files::Seen, tcp};
 use crate::{
+    coverage::Reason,
     image::{Bytes, Datagram, FileKind, Listener, SocketOption},
     sys::{
         socket,
@@ -67,14 +68,14 @@ pub(super) fn kind(
     unix: &UnixSockets,
     cwd: &str,
     connections: Connections,
-) -> Result<FileKind, String> {
+) -> Result<FileKind, Reason> {
     let fd = seen.fd.as_raw_fd();
     let option = |name| {
         socket::option(fd, libc::SOL_SOCKET, name)
             .map_err(|err| format!("it tells nothing ({err})"))
     };
     if seen.info.field("scm_fds:").is_some_and(|count| count != "0") {
-        return Err("descriptors are on their way through it; try again".to_owned());
+        return Err(Reason::passing("descriptors are on their way through it; try again"));
     }
     let (family, kind) = (option(libc::SO_DOMAIN)?, option(libc::SO_TYPE)?);
     let listens = option(libc::SO_ACCEPTCONN)? != 0;
@@ -87,7 +88,8 @@ pub(super) fn kind(
             datagram(fd, family, kind, option(libc::SO_PROTOCOL)?)
         }
         _ => {
-            Err(format!("sockets of family {family}, kind {kind} are not captured; close it first"))
+            Err(format!("sockets of family {family}, kind {kind} are not captured; close it first")
+                .into())
         }
     }
 }
@@ -127,7 +129,7 @@ fn of_tcp(
     family: i32,
     listens: bool,
     connections: Connections,
-) -> Result<FileKind, String> {
+) -> Result<FileKind, Reason> {
     const CLOSED: u8 = 7;
     let told = |err| format!("it tells nothing ({err})");
     let info = socket::option_bytes(fd, libc::IPPROTO_TCP, libc::TCP_INFO, 64).map_err(told)?;
@@ -144,22 +146,24 @@ fn of_tcp(
     // Of a listener, these two tell how many wait and how many may.
     let (waiting, backlog) = (number(24), number(28));
     if waiting > 0 {
-        return Err(format!("{waiting} connections wait to be accepted; try again"));
+        return Err(Reason::passing(format!(
+            "{waiting} connections wait to be accepted; try again"
+        )));
     }
     listener(fd, family, libc::SOCK_STREAM, backlog as i32)
 }
 
-fn listener(fd: i32, family: i32, kind: i32, backlog: i32) -> Result<FileKind, String> {
+fn listener(fd: i32, family: i32, kind: i32, backlog: i32) -> Result<FileKind, Reason> {
     let address = socket::address(fd).map_err(|err| format!("it has no address ({err})"))?;
     let options = carried(fd, family);
     Ok(FileKind::Listener(Listener { family, kind, address: Bytes(address), backlog, options }))
 }
 
-fn datagram(fd: i32, family: i32, kind: i32, protocol: i32) -> Result<FileKind, String> {
+fn datagram(fd: i32, family: i32, kind: i32, protocol: i32) -> Result<FileKind, Reason> {
     let address = socket::address(fd).map_err(|err| format!("it has no address ({err})"))?;
     let peer = socket::peer_address(fd).ok().filter(|peer| is_name(family, peer));
     if socket::has_message(fd) {
-        return Err("something came that was not read yet; try again".to_owned());
+        return Err(Reason::passing("something came that was not read yet; try again"));
     }
     let options = carried(fd, family);
     let address = is_name(family, &address).then_some(Bytes(address));
@@ -199,12 +203,12 @@ fn of_unix(
     kind: i32,
     listens: bool,
     cwd: &str,
-) -> Result<FileKind, String> {
+) -> Result<FileKind, Reason> {
     let fd = seen.fd.as_raw_fd();
     let socket = unix.socket(seen.stat.st_ino)?;
     if listens {
         if socket.waiting > 0 {
-            return Err("connections wait to be accepted; try again".to_owned());
+            return Err(Reason::passing("connections wait to be accepted; try again"));
         }
         let mut listener = listener(fd, libc::AF_UNIX, kind, socket.backlog as i32)?;
         if let FileKind::Listener(listener) = &mut listener {
@@ -226,7 +230,7 @@ fn of_unix(
             vec![Bytes(bytes.map_err(|err| format!("it cannot be read ({err})"))?)]
         }
         _ if socket::has_message(fd) => {
-            return Err("messages wait that were not read yet; try again".to_owned());
+            return Err(Reason::passing("messages wait that were not read yet; try again"));
         }
         _ => Vec::new(),
     };
@@ -235,9 +239,9 @@ fn of_unix(
     Ok(FileKind::Pair { socket: seen.stat.st_ino, peer, kind, queued, address, shut, options })
 }
 
-fn of_unconnected(fd: i32, kind: i32, socket: UnixSocket, cwd: &str) -> Result<FileKind, String> {
+fn of_unconnected(fd: i32, kind: i32, socket: UnixSocket, cwd: &str) -> Result<FileKind, Reason> {
     if socket.shut != 0 {
-        return Err("half of it is shut; close it first".to_owned());
+        return Err("half of it is shut; close it first".into());
     }
     let mut found = datagram(fd, libc::AF_UNIX, kind, 0)?;
     if let FileKind::Datagram(found) = &mut found {
@@ -245,7 +249,7 @@ fn of_unconnected(fd: i32, kind: i32, socket: UnixSocket, cwd: &str) -> Result<F
             *address = absolute(std::mem::take(&mut address.0), cwd)?;
         }
         if socket.peer != 0 && found.peer.is_none() {
-            return Err("whom it is connected to has no name; close it first".to_owned());
+            return Err("whom it is connected to has no name; close it first".into());
         }
     }
     Ok(found)

@@ -7,7 +7,7 @@ use std::{collections::HashMap, io};
 
 use super::{Draft, files::Files, socket::carried};
 use crate::{
-    coverage::Findings,
+    coverage::{Findings, Reason},
     image::{Bytes, Connection, FileKind, OtherEnd},
     sys::socket::{self, Flow},
 };
@@ -31,7 +31,7 @@ pub(super) fn connection(
     family: i32,
     state: u8,
     connections: Connections,
-) -> Result<FileKind, String> {
+) -> Result<FileKind, Reason> {
     let told = |err: io::Error| format!("it tells nothing ({err})");
     let address = socket::address(fd).map_err(told)?;
     let peer = socket::peer_address(fd).unwrap_or_default();
@@ -39,14 +39,14 @@ pub(super) fn connection(
     let inside = is_loopback(&address) && is_loopback(&peer);
     if !inside {
         return match connections {
-            Connections::Refuse => Err(OUTSIDE.to_owned()),
+            Connections::Refuse => Err(OUTSIDE.into()),
             Connections::Close => Ok(lost(family, address, peer, options)),
         };
     }
     let mut shut = match state {
         ESTABLISHED | THEY_ARE_SHUT => 0,
         WE_ARE_SHUT => 2,
-        _ => return Err("it is about to open or to close; try again".to_owned()),
+        _ => return Err(Reason::passing("it is about to open or to close; try again")),
     };
     let waiting = socket::waiting(fd).map_err(told)?;
     let queued = if waiting == 0 { Vec::new() } else { socket::peek(fd, waiting).map_err(told)? };
@@ -156,7 +156,7 @@ impl Files {
         for draft in drafts {
             for descriptor in draft.alive.descriptors.iter().filter(|d| d.file == index) {
                 let thing = format!("a connection (descriptor {})", descriptor.number);
-                findings.refuse(&draft.whose, thing, ELSEWHERE);
+                findings.refuse(&draft.whose, thing, Reason::passing(ELSEWHERE));
             }
         }
     }

@@ -11,6 +11,7 @@ use super::{
     task::Draft,
 };
 use crate::{
+    coverage::Reason,
     image::{Bytes, FileKind},
     sys::socket::{
         terminal_group, terminal_is_locked, terminal_number, terminal_settings, terminal_size,
@@ -21,7 +22,7 @@ pub(super) fn kind(
     seen: &Seen<'_>,
     draft: &Draft,
     inside: &HashMap<i32, i32>,
-) -> Result<FileKind, String> {
+) -> Result<FileKind, Reason> {
     if let Some(kind) = device(seen) {
         return Ok(kind);
     }
@@ -29,7 +30,7 @@ pub(super) fn kind(
         let terminal = draft.alive.terminal;
         return terminal
             .map(|terminal| FileKind::Terminal { terminal })
-            .ok_or_else(|| "it has no terminal of the sandbox".to_owned());
+            .ok_or_else(|| "it has no terminal of the sandbox".into());
     }
     if let Some(number) = seen.name.strip_prefix("/dev/pts/").and_then(|number| number.parse().ok())
     {
@@ -38,13 +39,13 @@ pub(super) fn kind(
     if seen.name == "/dev/ptmx" || seen.name == "/dev/pts/ptmx" {
         return master(seen, inside).map_err(|err| format!("it cannot be read ({err})"))?;
     }
-    Err("devices are the machine's, and are not captured; close it first".to_owned())
+    Err("devices are the machine's, and are not captured; close it first".into())
 }
 
-fn slave(seen: &Seen<'_>, terminal: u32) -> Result<FileKind, String> {
+fn slave(seen: &Seen<'_>, terminal: u32) -> Result<FileKind, Reason> {
     match rustix::io::ioctl_fionread(seen.fd) {
         Ok(0) | Err(_) => Ok(FileKind::Terminal { terminal }),
-        Ok(_) => Err("somebody typed what was not read yet; try again".to_owned()),
+        Ok(_) => Err(Reason::passing("somebody typed what was not read yet; try again")),
     }
 }
 
@@ -60,9 +61,9 @@ pub(super) fn master_of(slave: &OwnedFd, terminal: u32, foreground: i32) -> io::
     })
 }
 
-fn master(seen: &Seen<'_>, inside: &HashMap<i32, i32>) -> io::Result<Result<FileKind, String>> {
+fn master(seen: &Seen<'_>, inside: &HashMap<i32, i32>) -> io::Result<Result<FileKind, Reason>> {
     if rustix::io::ioctl_fionread(seen.fd).is_ok_and(|waiting| waiting > 0) {
-        return Ok(Err("its output was not read yet; try again".to_owned()));
+        return Ok(Err(Reason::passing("its output was not read yet; try again")));
     }
     let fd = seen.fd.as_raw_fd();
     let foreground = inside.get(&terminal_group(fd)?).copied().unwrap_or(0);

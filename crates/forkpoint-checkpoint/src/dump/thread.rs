@@ -129,7 +129,7 @@ fn filters(tid: i32, status: &Status, whose: &Whose, findings: &mut Findings) ->
             filters
         }
         Err(err) => {
-            findings.refuse(whose, "a seccomp filter", &format!("it cannot be read ({err})"));
+            findings.refuse(whose, "a seccomp filter", format!("it cannot be read ({err})"));
             Vec::new()
         }
     }

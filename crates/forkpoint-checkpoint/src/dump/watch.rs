@@ -14,7 +14,7 @@ use rustix::fs::{
 };
 
 use super::proc::FdInfo;
-use crate::{image::FileKind, sys::Deadline};
+use crate::{coverage::Reason, image::FileKind, sys::Deadline};
 
 /// Numbers are given out one by one, and brought back so.
 const NUMBER_MAX: i32 = 1 << 20;
@@ -50,15 +50,15 @@ pub(super) fn kind(
     waiting: u64,
     root: &OwnedFd,
     cwd: &str,
-) -> Result<FileKind, String> {
+) -> Result<FileKind, Reason> {
     if waiting > 0 {
-        return Err("it has events that were not read yet; try again".to_owned());
+        return Err(Reason::passing("it has events that were not read yet; try again"));
     }
     let all = info.lines("inotify ").map(parse).collect::<Option<Vec<_>>>();
     let mut all = all.ok_or_else(|| "what it watches is not understood".to_owned())?;
     all.sort_unstable_by_key(|watched| watched.number);
     if all.last().is_some_and(|last| last.number > NUMBER_MAX) {
-        return Err("it has watched too much in its life; close it first".to_owned());
+        return Err("it has watched too much in its life; close it first".into());
     }
     let mut search = Search::new(root, all.iter().map(|watched| watched.inode).collect());
     search.below(cwd);

@@ -197,7 +197,7 @@ pub(crate) fn until_whole(init: i32, deadline: Deadline) -> Result<()> {
     while !is_whole(init) {
         if deadline.passed() {
             let why = "its memory is still on its way from the image";
-            return Err(Error::Restless { pid: init, why });
+            return Err(Error::restless(init, why));
         }
         patience.wait();
     }

@@ -10,7 +10,6 @@ use forkpoint_checkpoint::{CaptureSpec, Error, Tree, capture};
 use crate::{
     locks::answers,
     place::{Place, now, try_capture, until},
-    programs::captured,
 };
 
 const COUNT: &str = "
@@ -62,7 +61,7 @@ ready.wait()
     );
     let sandbox = place.python(&program);
     place.grows("count", 1);
-    let captured = captured(&mut place, &sandbox);
+    let captured = place.capture(&sandbox);
     assert_eq!(captured.snapshot.processes[0].alive().unwrap().threads.len(), 1001);
     drop(sandbox);
     let _copy = place.restore();
@@ -161,7 +160,7 @@ while not check(): pass
     );
     let sandbox = place.python(&program);
     place.grows("count", 1);
-    let captured = captured(&mut place, &sandbox);
+    let captured = place.capture(&sandbox);
     assert!(captured.pages_len_bytes() < 64 << 20, "{}", captured.pages_len_bytes());
     drop(sandbox);
     let _copy = place.restore();
@@ -289,7 +288,7 @@ fn who_waits_in_the_kernel_is_told_in_time_and_captured_later() {
     assert!(took < Duration::from_secs(5), "{took:?}");
     let now = place.number("count");
     place.grows("count", now + 2);
-    captured(&mut place, &sandbox);
+    place.capture(&sandbox);
     drop(sandbox);
     drop(mounted);
 }

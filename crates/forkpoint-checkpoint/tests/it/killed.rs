@@ -7,7 +7,7 @@ use forkpoint_checkpoint::bare::Bare;
 use crate::place::{PROGRAM, Place, now, until};
 
 /// Threads, a child, signals that are caught, numbers in registers: it notices what changes.
-const WATCHFUL: &str = "
+pub(crate) const WATCHFUL: &str = "
 import os, signal, threading, time
 caught = [0]
 signal.signal(signal.SIGCHLD, lambda *_: None)

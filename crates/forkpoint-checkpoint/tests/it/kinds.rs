@@ -1,9 +1,6 @@
 //! Kinds of open files, signals and timers, in one program that looks at all of them afterwards.
 
-use crate::{
-    place::{Place, until},
-    programs::captured,
-};
+use crate::place::{Place, until};
 
 const KINDS: &str = "
 import ctypes, fcntl, os, select, signal, socket, struct, time, threading, mmap
@@ -209,7 +206,7 @@ one.join(); two.join(); time.sleep(1000)
 ",
     );
     until("half of it is over", || Some(place.number("ready")).filter(|ready| *ready == 1));
-    captured(&mut place, &sandbox);
+    place.capture(&sandbox);
     drop(sandbox);
     let _copy = place.restore();
     for name in ["one", "two"] {

@@ -1,9 +1,6 @@
 //! Locks of files, watches, pipes with a name and connections by a name: what belongs to names in the sandbox.
 
-use crate::{
-    place::{Place, until},
-    programs::captured,
-};
+use crate::place::{Place, until};
 
 /// What the program says when it is asked, before and after.
 pub(crate) fn answers(program: &str, answer: &str) {
@@ -22,13 +19,13 @@ time.sleep(1000)
     );
     let sandbox = place.python(&program);
     until("ready", || Some(place.number("ready")).filter(|ready| *ready == 1));
-    captured(&mut place, &sandbox);
+    place.capture(&sandbox);
     // The original notices nothing.
     assert_eq!(ask(&place), answer);
     drop(sandbox);
     let copy = place.restore();
     // A copy is as good as the original.
-    captured(&mut place, &copy);
+    place.capture(&copy);
     drop(copy);
     let _copy = place.restore();
     assert_eq!(place.read("answer"), "");

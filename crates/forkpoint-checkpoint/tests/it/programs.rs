@@ -2,34 +2,15 @@
 
 use std::{os::unix::net::UnixStream, process::Command};
 
-use forkpoint_checkpoint::{CaptureSpec, Captured, Chain, Error, Tracker, Tree, bare::Bare};
+use forkpoint_checkpoint::{CaptureSpec, Chain, Tracker, Tree, bare::Bare};
 
 use crate::place::{Place, until};
-
-/// Captures, with patience for what is refused only for the moment.
-pub(crate) fn captured(place: &mut Place, sandbox: &Bare) -> Captured {
-    let tree = Tree::below(sandbox.init);
-    let captured = until("it can be captured", || {
-        match forkpoint_checkpoint::capture(&tree, &CaptureSpec::default(), || place.keep_files()) {
-            Ok(captured) => Some(captured),
-            Err(Error::Refused(refusals)) => {
-                let passing =
-                    refusals.0.iter().all(|refusal| refusal.reason.ends_with("try again"));
-                assert!(passing, "{refusals}");
-                None
-            }
-            Err(err) => panic!("{err}"),
-        }
-    });
-    place.write(&captured);
-    captured
-}
 
 /// Captured, killed, brought back: twice, so that a copy is captured too.
 fn goes_on(place: &mut Place, mut sandbox: Bare) -> Bare {
     for _ in 0..2 {
         let before = place.grows("count", 3);
-        captured(place, &sandbox);
+        place.capture(&sandbox);
         place.grows("count", before);
         drop(sandbox);
         sandbox = place.restore();
@@ -89,7 +70,7 @@ fn a_transaction_of_sqlite_is_finished() {
     let mut place = Place::new();
     let sandbox = place.python(SQLITE);
     until("somebody waits", || place.read("busy").contains("locked").then_some(()));
-    captured(&mut place, &sandbox);
+    place.capture(&sandbox);
     drop(sandbox);
     // The files stay: SQLite remembers the number of the inode, and writes to no other.
     let _copy = place.try_restore().unwrap();
@@ -243,7 +224,7 @@ fn a_session_of_tmux_goes_on() {
     until("it listens", || UnixStream::connect(place.work().join("tmux")).ok());
     shows(&place, &sandbox, "prompt");
     tmux(&place, &sandbox, &["send-keys", "x=kept", "Enter"]);
-    captured(&mut place, &sandbox);
+    place.capture(&sandbox);
     drop(sandbox);
     let copy = place.restore();
     shows(&place, &copy, "prompt");

@@ -1,6 +1,6 @@
 //! What cannot be captured is refused with the process, the thing and the reason, and goes on unharmed.
 
-use forkpoint_checkpoint::{Error, Refusal};
+use forkpoint_checkpoint::{CaptureSpec, Error, Refusal, Tree, examine};
 
 use crate::place::{Place, try_capture, until};
 
@@ -31,6 +31,10 @@ while True:
         Err(Error::Refused(refusals)) => refusals.0,
         other => panic!("not refused: {other:?}"),
     };
+    let before = place.grows("count", before + 3);
+    // Who asks beforehand is told the same.
+    let told = examine(&Tree::below(sandbox.init), &CaptureSpec::default()).unwrap();
+    assert_eq!(told.0, found);
     place.grows("count", before + 3);
     assert_eq!(found.len(), count, "{found:?}");
     for refusal in &found {
@@ -117,8 +121,107 @@ fn who_is_traced_is_refused() {
     until("it is traced", || Some(place.number("ready")).filter(|ready| *ready == 1));
     let before = place.grows("count", 2);
     let err = try_capture(&sandbox).unwrap_err();
-    assert!(err.to_string().contains("somebody else traces it"), "{err}");
+    assert!(matches!(err, Error::Restless { pid: 2, .. }), "{err}");
+    let told = "process 2 (`python3`) does not stand still: somebody else traces it";
+    assert!(err.to_string().starts_with(told), "{err}");
     place.grows("count", before + 2);
+}
+
+#[test]
+fn what_is_shared_with_another_process_is_refused() {
+    let thing = "if libc.syscall(56, 0x400 | 17, 0, 0, 0, 0) == 0:\n    while True: time.sleep(1)";
+    let found = refused(thing);
+    assert_eq!((found.pid, &*found.thing), (3, "descriptors in common with its parent"));
+}
+
+#[test]
+fn sealed_memory_is_refused() {
+    let found = refused(
+        "f = os.memfd_create('kept', os.MFD_ALLOW_SEALING); os.ftruncate(f, 4096)\n\
+         m = mmap.mmap(f, 4096); m[0] = 1; fcntl.fcntl(f, fcntl.F_ADD_SEALS, 0x10)",
+    );
+    assert_eq!(found.thing, "shared memory `kept`");
+    let found = refused(
+        "m = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n\
+         at = ctypes.addressof(ctypes.c_char.from_buffer(m))\n\
+         assert libc.syscall(462, ctypes.c_void_p(at), ctypes.c_size_t(4096), 0) == 0",
+    );
+    assert_eq!(found.thing, "sealed memory");
+}
+
+#[test]
+fn what_only_a_process_knows_is_refused() {
+    let found = refused("assert libc.prctl(41, 1, 0, 0, 0) == 0");
+    assert_eq!(found.thing, "huge pages switched off");
+    let found = refused("assert libc.prctl(65, 1, 0, 0, 0) == 0");
+    assert_eq!(found.thing, "memory that denies being executable");
+}
+
+/// Where there is nothing to refuse, who only asks leaves everything as it is.
+#[test]
+fn who_is_looked_at_goes_on_as_before() {
+    let mut place = Place::new();
+    let sandbox = place.python(crate::killed::WATCHFUL);
+    let mut before = place.grows("count", 2);
+    for _ in 0..5 {
+        let found = examine(&Tree::below(sandbox.init), &CaptureSpec::default()).unwrap();
+        assert!(found.0.is_empty(), "{found}");
+        before = place.grows("count", before + 2);
+        assert_eq!(place.read("wrong"), "");
+    }
+    place.capture(&sandbox);
+}
+
+#[test]
+fn nothing_is_left_of_a_look() {
+    let place = Place::new();
+    let sandbox = place.shell("echo 1 > /mnt/count; exec sleep 1000");
+    until("it sleeps", || {
+        let name = std::fs::read_to_string(sandbox.path("/proc/2/comm")).unwrap();
+        (name == "sleep\n" && place.state(&sandbox, 2) == Some('S')).then_some(())
+    });
+    let maps = || std::fs::read_to_string(sandbox.path("/proc/2/maps")).unwrap();
+    let before = maps();
+    let found = examine(&Tree::below(sandbox.init), &CaptureSpec::default()).unwrap();
+    assert!(found.0.is_empty(), "{found}");
+    assert_eq!(maps(), before);
+}
+
+/// The first look finds something that waits, and a later one does not.
+#[test]
+fn what_passes_by_itself_is_waited_for() {
+    let place = Place::new();
+    let sandbox = place.python(
+        "
+import os, socket, time
+a = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); a.bind(('127.0.0.1', 99))
+while True:
+    a.sendto(b'x', ('127.0.0.1', 99))
+    open('/mnt/sent', 'w').write('1')
+    while not os.path.exists('/mnt/go'): time.sleep(0.01)
+    time.sleep(0.3)
+    a.recv(10)
+    open('/mnt/ready', 'w').write('1')
+    while os.path.exists('/mnt/go'): time.sleep(0.01)
+",
+    );
+    let tree = Tree::below(sandbox.init);
+    for look in 0..2 {
+        until("something waits", || Some(place.number("sent")).filter(|sent| *sent == 1));
+        let err = try_capture(&sandbox).unwrap_err();
+        assert!(matches!(&err, Error::Refused(refusals) if refusals.pass()), "{err}");
+        place.put("go", "");
+        if look == 0 {
+            try_capture(&sandbox).unwrap();
+        } else {
+            let found = examine(&tree, &CaptureSpec::default()).unwrap();
+            assert!(found.0.is_empty(), "{found}");
+        }
+        until("it has taken it", || Some(place.number("ready")).filter(|ready| *ready == 1));
+        place.put("sent", "0");
+        place.put("ready", "0");
+        std::fs::remove_file(place.work().join("go")).unwrap();
+    }
 }
 
 #[test]

@@ -139,8 +139,11 @@ impl Host {
             return Ok(vec![blocks(reason.to_owned())]);
         }
         let _lock = self.lock(record.id)?;
-        let found = checkpoint::examine(&tree(record), &spec()).map_err(full_error)?;
-        Ok(found.0.iter().map(|refusal| blocks(refusal.to_string())).collect())
+        match checkpoint::examine(&tree(record), &spec()).map_err(full_error) {
+            Ok(found) => Ok(found.0.iter().map(|refusal| blocks(refusal.to_string())).collect()),
+            Err(DriverError::KindUnavailable { reason, .. }) => Ok(vec![blocks(reason)]),
+            Err(err) => Err(err),
+        }
     }
 
     /// Files, processes and memory of one moment. The sandbox is locked, and runs until then and from then on.
@@ -314,9 +317,12 @@ fn unavailable(reason: impl Into<String>) -> DriverError {
 }
 
 fn full_error(err: checkpoint::Error) -> DriverError {
+    use checkpoint::Error::{Ended, OtherMachine, Refused, Restless};
     match err {
-        checkpoint::Error::Refused(refusals) => unavailable(refusals.to_string()),
-        err @ checkpoint::Error::OtherMachine { .. } => unavailable(err.to_string()),
+        // Who does not stand still is in the way like what is refused: the files can be kept all the same.
+        err @ (Refused(_) | Restless { .. } | Ended { .. } | OtherMachine { .. }) => {
+            unavailable(err.to_string())
+        }
         err => failed("keep processes and memory")(err),
     }
 }

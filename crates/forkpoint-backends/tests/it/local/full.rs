@@ -233,6 +233,32 @@ time.sleep(1000)";
     });
 }
 
+/// What does not stand still is in the way as well, and is told by who only asks.
+#[test]
+fn who_is_traced_by_another_is_in_the_way() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = counting(&scene).await;
+        let traced = "import ctypes, os, time
+libc = ctypes.CDLL(None)
+pid = os.fork()
+if pid == 0:
+    while True: time.sleep(1)
+assert libc.ptrace(0x4206, pid, 0, 0) == 0
+print('on', flush=True)
+time.sleep(1000)";
+        let _running = start(&*sandbox, &format!("exec python3 -c \"{traced}\"")).await;
+        let err = try_seal_full(&*sandbox).await.unwrap_err();
+        assert!(matches!(err, DriverError::KindUnavailable { .. }), "{}", with_causes(&err));
+        let why = "(`python3`) does not stand still: somebody else traces it";
+        assert!(err.to_string().contains(why), "{err}");
+        let found = scene.driver.validate(sandbox.id(), SnapshotKind::Full).await.unwrap();
+        assert!(found.iter().any(|finding| finding.message.contains(why)), "{found:?}");
+        let now = count(&*sandbox).await;
+        counts_on(&*sandbox, now).await;
+    });
+}
+
 /// Says more than a terminal holds, and what its terminal is like.
 const TALKER: &str = "
 stty -echo
