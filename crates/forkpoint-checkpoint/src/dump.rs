@@ -201,12 +201,7 @@ fn copy(
         Some(tracker) => {
             tracker.copy(held, &mut draft.alive.mappings, lies_over, &pagemap, &memory, pages)
         }
-        None => draft.alive.mappings.iter_mut().try_for_each(|mapping| {
-            let range = (mapping.start, mapping.end);
-            mapping.pages = memory::populated(&pagemap, mapping, range)?;
-            let wanted = mapping.pages.clone();
-            pages.copy(pid, &memory, mapping, &wanted)
-        }),
+        None => pages.copy_all(pid, &mut draft.alive.mappings, &pagemap, &memory),
     }
 }
 

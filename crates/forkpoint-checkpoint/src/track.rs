@@ -170,6 +170,11 @@ impl Tracker {
         Ok(())
     }
 
+    /// What is known of a process with this number is another's.
+    pub(crate) fn leave(&mut self, pid: i32) {
+        self.processes.remove(&pid);
+    }
+
     /// Copies what changed since the base, or all where that is not known, and tracks it from now on.
     pub(crate) fn copy(
         &mut self,
@@ -182,7 +187,7 @@ impl Tracker {
     ) -> io::Result<()> {
         let pid = held.pid;
         let Some(tracked) = self.processes.get_mut(&pid) else {
-            return Err(io::Error::other("it is not tracked"));
+            return pages.copy_all(pid, mappings, pagemap, memory);
         };
         for mapping in &mut *mappings {
             let known = tracked.known(mapping).filter(|_| lies_over != LiesOver::Nothing);

@@ -39,17 +39,21 @@ impl Tracker {
         for (held, draft) in frozen.processes.iter_mut().zip(drafts) {
             let pid = held.pid;
             let reins = draft.reins.ok_or(Error::Ended { pid })?;
-            self.make_tracked(held, reins).doing("track the memory", pid)?;
-            self.begin(held, draft.alive.mappings).doing("track the memory", pid)?;
+            if self.make_tracked(held, reins).doing("track the memory", pid)? {
+                self.begin(held, draft.alive.mappings).doing("track the memory", pid)?;
+            }
         }
         Ok(())
     }
 
-    fn make_tracked(&mut self, held: &mut Held, reins: Reins) -> io::Result<()> {
+    /// `false` is a process that has no room for what that takes.
+    fn make_tracked(&mut self, held: &mut Held, reins: Reins) -> io::Result<bool> {
         held.open(reins)?;
         let mut script = held.script(0, 0);
         script.push(questions::make_userfaultfd());
-        let number = held.run(0, &script)?.result(0)?;
-        self.adopt(held, number as i32)
+        match questions::Asked::of(held.run(0, &script)?.result(0))? {
+            questions::Asked::Made(number) => self.adopt(held, number).map(|()| true),
+            _ => Ok(false),
+        }
     }
 }

@@ -3,6 +3,7 @@
 //! Descriptors are copied here (`pidfd_getfd`) and looked at; nothing is done with them that could wait.
 
 use std::{
+    cell::{Cell, OnceCell},
     cmp::Ordering,
     collections::{HashMap, HashSet},
     fs, io,
@@ -21,6 +22,7 @@ use rustix::{
 use super::{
     Connections, anonymous, locks, pipe,
     proc::FdInfo,
+    shared::next_data,
     socket::{self, UnixSockets},
     task::Draft,
     terminal, watch,
@@ -30,10 +32,10 @@ use crate::{
     freeze::{Held, Tree},
     image::{Bytes, Descriptor, FileKind, MemoryId, OpenFile, Process},
     mounts::Names,
-    sys,
+    sys::{self, Deadline},
 };
 
-/// Of a file that has no name any more.
+/// Of all files together that have no name any more: they are read while everything stands.
 const DELETED_MAX: u64 = 64 << 20;
 const KEPT_FLAGS: i32 = !(libc::O_CLOEXEC | libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
 
@@ -67,6 +69,10 @@ pub(super) struct Files {
     mapped: HashSet<MemoryId>,
     names: Names,
     pub(super) connections: Connections,
+    /// Until when it is looked for what is watched, since somebody was found who watches.
+    search: OnceCell<Deadline>,
+    /// How much there is of files without a name.
+    deleted_bytes: Cell<u64>,
 }
 
 impl Files {
@@ -93,6 +99,8 @@ impl Files {
             mapped,
             names,
             connections,
+            search: OnceCell::new(),
+            deleted_bytes: Cell::new(0),
         })
     }
 
@@ -205,7 +213,8 @@ impl Files {
             _ => match seen.name.strip_prefix("anon_inode:") {
                 Some("inotify") => {
                     let waiting = rustix::io::ioctl_fionread(seen.fd).map_err(told)?;
-                    watch::kind(seen.info, waiting, &self.root, &draft.alive.cwd)
+                    let limit = *self.search.get_or_init(|| Deadline::after(watch::SEARCH));
+                    watch::kind(seen.info, waiting, (&self.root, &draft.alive.cwd), limit)
                 }
                 Some(kind) => anonymous::kind(kind, seen),
                 None => Err("this kind of file is not known to come back".into()),
@@ -220,7 +229,7 @@ impl Files {
         }
         let directory = FileType::from_raw_mode(seen.stat.st_mode) == FileType::Directory;
         if seen.stat.st_nlink == 0 && !directory {
-            return deleted(seen);
+            return self.deleted(seen);
         }
         let path = match self.names.get(&memory) {
             _ if self.leads_to(seen) => seen.name.to_owned(),
@@ -232,6 +241,24 @@ impl Files {
         }
         let position = seen.info.position();
         Ok(FileKind::Path { path, position, directory, lock: None })
+    }
+
+    fn deleted(&self, seen: &Seen<'_>) -> Result<FileKind, Reason> {
+        let len = seen.stat.st_size as u64;
+        self.deleted_bytes.set(self.deleted_bytes.get().saturating_add(len));
+        if self.deleted_bytes.get() > DELETED_MAX {
+            return Err(format!(
+                "it has no name, and of such files up to {} MiB are kept; close it first, or give it a name",
+                DELETED_MAX >> 20
+            )
+            .into());
+        }
+        Ok(FileKind::Deleted {
+            content: Bytes(content_of(seen, len).map_err(told)?),
+            position: seen.info.position(),
+            mode: seen.stat.st_mode & 0o7777,
+            inode: seen.stat.st_ino,
+        })
     }
 
     /// Whether the sandbox would find the same file under its name.
@@ -423,22 +450,18 @@ pub(super) fn device(seen: &Seen<'_>) -> Option<FileKind> {
     })
 }
 
-fn deleted(seen: &Seen<'_>) -> Result<FileKind, Reason> {
-    let len = seen.stat.st_size as u64;
-    if len > DELETED_MAX {
-        return Err(format!("it has no name, and more than {} MiB", DELETED_MAX >> 20).into());
-    }
+/// What is no hole is read.
+fn content_of(seen: &Seen<'_>, len: u64) -> io::Result<Vec<u8>> {
     let mut content = vec![0; len as usize];
-    // The program may have opened it for writing only.
+    // The program may have opened it for writing only, and its place in it must stay.
     let path = format!("/proc/self/fd/{}", seen.fd.as_fd().as_raw_fd());
-    let file = fs::File::open(path).map_err(told)?;
-    file.read_exact_at(&mut content, 0).map_err(told)?;
-    Ok(FileKind::Deleted {
-        content: Bytes(content),
-        position: seen.info.position(),
-        mode: seen.stat.st_mode & 0o7777,
-        inode: seen.stat.st_ino,
-    })
+    let file = fs::File::open(path)?;
+    let mut at = 0;
+    while let Some((start, end)) = next_data(&file, at, len)? {
+        file.read_exact_at(&mut content[start as usize..end as usize], start)?;
+        at = end;
+    }
+    Ok(content)
 }
 
 /// Of any process but the first, which is always there.

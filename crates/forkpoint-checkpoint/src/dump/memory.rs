@@ -66,6 +66,22 @@ impl Pages {
         Ok(())
     }
 
+    /// Copies all that there is of a stopped process.
+    pub(crate) fn copy_all(
+        &mut self,
+        pid: i32,
+        mappings: &mut [Mapping],
+        pagemap: &File,
+        memory: &File,
+    ) -> io::Result<()> {
+        for mapping in mappings {
+            mapping.pages = populated(pagemap, mapping, (mapping.start, mapping.end))?;
+            let wanted = mapping.pages.clone();
+            self.copy(pid, memory, mapping, &wanted)?;
+        }
+        Ok(())
+    }
+
     /// Keeps whole pages, and tells where they are.
     pub(crate) fn keep(&mut self, block: Vec<u8>) -> u64 {
         let at = self.len;

@@ -31,8 +31,14 @@ pub(super) fn ask(
     }
     for ((held, draft), questions) in frozen.processes.iter_mut().zip(drafts).zip(&asked) {
         let uffd = hear(held, draft, questions, findings).doing("hear the answers", held.pid)?;
-        if let (Some(number), Some(tracker)) = (uffd, tracker.as_deref_mut()) {
-            tracker.adopt(held, number).doing("track the memory", held.pid)?;
+        if let Some(tracker) = tracker.as_deref_mut() {
+            match uffd {
+                Asked::Made(number) => {
+                    tracker.adopt(held, number).doing("track the memory", held.pid)?;
+                }
+                Asked::NoRoom => tracker.leave(held.pid),
+                Asked::Nothing => {}
+            }
         }
     }
     Ok(())
@@ -59,8 +65,8 @@ fn hear(
     draft: &mut Draft,
     questions: &[Questions],
     findings: &mut Findings,
-) -> io::Result<Option<i32>> {
-    let mut uffd = None;
+) -> io::Result<Asked> {
+    let mut uffd = Asked::Nothing;
     for (index, questions) in questions.iter().enumerate() {
         let outcome = held.finish(index, questions.script())?;
         questions.answer_thread(&outcome, &mut draft.alive.threads[index])?;
@@ -70,6 +76,28 @@ fn hear(
         }
     }
     Ok(uffd)
+}
+
+/// What came of asking for a userfaultfd.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Asked {
+    Nothing,
+    /// The descriptor.
+    Made(i32),
+    /// The process has as many descriptors as it may have: it is captured all the same, but in full each time.
+    NoRoom,
+}
+
+impl Asked {
+    pub(super) fn of(made: io::Result<u64>) -> io::Result<Self> {
+        match made {
+            Ok(number) => Ok(Self::Made(number as i32)),
+            Err(err) if matches!(err.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                Ok(Self::NoRoom)
+            }
+            Err(err) => Err(err),
+        }
+    }
 }
 
 /// What a task is asked, and where its answers will be.
@@ -154,15 +182,14 @@ impl Questions {
         Ok(())
     }
 
-    /// The descriptor of a userfaultfd that it made, if it was asked to.
     pub(super) fn answer_process(
         &self,
         outcome: &Outcome,
         alive: &mut Alive,
         whose: &Whose,
         findings: &mut Findings,
-    ) -> io::Result<Option<i32>> {
-        let Some(asked) = &self.process else { return Ok(None) };
+    ) -> io::Result<Asked> {
+        let Some(asked) = &self.process else { return Ok(Asked::Nothing) };
         let words = |at: u64, index: usize| outcome.words(at + 32 * index as u64);
         alive.actions = (0..ACTIONS).map(|index| words(asked.actions, index)).collect();
         alive.timers = (0..3).map(|index| whole_timer(words(asked.timers, index))).collect();
@@ -183,7 +210,7 @@ impl Questions {
                 findings.refuse(whose, thing, "it cannot be brought back; run it without");
             }
         }
-        asked.userfaultfd.map(|call| Ok(outcome.result(call)? as i32)).transpose()
+        asked.userfaultfd.map_or(Ok(Asked::Nothing), |call| Asked::of(outcome.result(call)))
     }
 }
 

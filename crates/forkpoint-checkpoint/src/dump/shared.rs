@@ -131,7 +131,8 @@ pub(crate) fn copy_file(file: &File, len: u64, pages: &mut Pages) -> io::Result<
     Ok(all)
 }
 
-fn next_data(file: &File, at: u64, len: u64) -> io::Result<Option<(u64, u64)>> {
+/// Where the next part is that is no hole, from `at` on.
+pub(super) fn next_data(file: &File, at: u64, len: u64) -> io::Result<Option<(u64, u64)>> {
     if at >= len {
         return Ok(None);
     }

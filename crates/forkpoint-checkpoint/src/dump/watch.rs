@@ -18,8 +18,8 @@ use crate::{coverage::Reason, image::FileKind, sys::Deadline};
 
 /// Numbers are given out one by one, and brought back so.
 const NUMBER_MAX: i32 = 1 << 20;
-/// The tree stands meanwhile.
-const SEARCH: Duration = Duration::from_secs(2);
+/// The tree stands meanwhile. So long it is looked for all that is watched by anybody.
+pub(super) const SEARCH: Duration = Duration::from_secs(2);
 
 type Inode = (u64, u64);
 
@@ -48,8 +48,8 @@ fn parse(line: &str) -> Option<Watched> {
 pub(super) fn kind(
     info: &FdInfo,
     waiting: u64,
-    root: &OwnedFd,
-    cwd: &str,
+    (root, cwd): (&OwnedFd, &str),
+    limit: Deadline,
 ) -> Result<FileKind, Reason> {
     if waiting > 0 {
         return Err(Reason::passing("it has events that were not read yet; try again"));
@@ -60,7 +60,7 @@ pub(super) fn kind(
     if all.last().is_some_and(|last| last.number > NUMBER_MAX) {
         return Err("it has watched too much in its life; close it first".into());
     }
-    let mut search = Search::new(root, all.iter().map(|watched| watched.inode).collect());
+    let mut search = Search::new(root, all.iter().map(|watched| watched.inode).collect(), limit);
     search.below(cwd);
     search.below("/");
     let path = |watched: Watched| {
@@ -82,10 +82,10 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn new(root: &'a OwnedFd, wanted: HashSet<Inode>) -> Self {
+    fn new(root: &'a OwnedFd, wanted: HashSet<Inode>, limit: Deadline) -> Self {
         let numbers = wanted.iter().map(|(_, inode)| *inode).collect();
         let (found, seen) = (HashMap::new(), HashSet::new());
-        Self { root, wanted, numbers, found, seen, limit: Deadline::after(SEARCH) }
+        Self { root, wanted, numbers, found, seen, limit }
     }
 
     fn below(&mut self, start: &str) {
@@ -114,7 +114,9 @@ impl<'a> Search<'a> {
         self.take(&stat, path);
         let Ok(entries) = Dir::new(fd) else { return };
         let mut entries = entries;
-        while let Some(Ok(entry)) = entries.read() {
+        while !self.limit.passed()
+            && let Some(Ok(entry)) = entries.read()
+        {
             let Ok(name) = entry.file_name().to_str() else { continue };
             if matches!(name, "." | "..") {
                 continue;

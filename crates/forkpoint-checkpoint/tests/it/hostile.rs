@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use forkpoint_checkpoint::{CaptureSpec, Error, Tree, capture};
+use forkpoint_checkpoint::{CaptureSpec, Error, Tree, capture, image::FileKind};
 
 use crate::{
     locks::answers,
@@ -301,4 +301,62 @@ impl Drop for Mounted {
         let _ = Command::new("fsfreeze").args(["-u", &self.0]).stderr(Stdio::null()).status();
         let _ = Command::new("umount").arg(&self.0).status();
     }
+}
+
+/// Nothing of it is ever found, and everything stands while it is looked for.
+#[test]
+fn many_who_watch_what_is_gone_are_told_in_time() {
+    let place = Place::new();
+    let program = format!(
+        "
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+for n in range(12):
+    f = libc.inotify_init(); kept = os.open('/mnt/x', os.O_CREAT)
+    libc.inotify_add_watch(f, b'/mnt/x', 2); os.unlink('/mnt/x')
+{COUNT}"
+    );
+    let sandbox = place.python(&program);
+    let before = place.grows("count", 1);
+    let start = now();
+    let err = capture(&Tree::below(sandbox.init), &CaptureSpec::default(), || Ok(())).unwrap_err();
+    assert!(matches!(&err, Error::Refused(refusals) if refusals.0.len() == 12), "{err}");
+    assert!(now() - start < Duration::from_secs(12));
+    place.grows("count", before + 2);
+}
+
+/// Holes cost nothing but take up as much room when they are read.
+#[test]
+fn files_without_a_name_are_kept_up_to_a_bound() {
+    let place = Place::new();
+    let program = format!(
+        "
+import os, time
+kept = []
+def more():
+    kept.append(os.open('/mnt/x', os.O_RDWR | os.O_CREAT)); os.unlink('/mnt/x')
+    os.ftruncate(kept[-1], 20 << 20); os.pwrite(kept[-1], b'end', (20 << 20) - 3)
+for _ in range(3): more()
+while not os.path.exists('/mnt/go'): time.sleep(0.01)
+for _ in range(40): more()
+{COUNT}"
+    );
+    let sandbox = place.python(&program);
+    until("it has some", || {
+        let open = std::fs::read_dir(sandbox.path("/proc/2/fd")).unwrap().count();
+        (open >= 6).then_some(())
+    });
+    let captured = capture(&Tree::below(sandbox.init), &CaptureSpec::default(), || Ok(())).unwrap();
+    let content = captured.snapshot.files.iter().filter_map(|file| match &file.kind {
+        FileKind::Deleted { content, .. } => Some(&content.0),
+        _ => None,
+    });
+    let ends: Vec<_> = content.map(|content| (content.len(), &content[(20 << 20) - 3..])).collect();
+    assert_eq!(ends, [(20 << 20, &b"end"[..]); 3]);
+    place.put("go", "");
+    let before = place.grows("count", 1);
+    let err = capture(&Tree::below(sandbox.init), &CaptureSpec::default(), || Ok(())).unwrap_err();
+    assert!(err.to_string().contains("up to 64 MiB are kept; close it first"), "{err}");
+    assert!(matches!(&err, Error::Refused(refusals) if refusals.0.len() == 40), "{err}");
+    place.grows("count", before + 2);
 }

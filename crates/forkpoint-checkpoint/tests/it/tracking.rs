@@ -226,3 +226,43 @@ fn a_process_that_became_another_program_is_captured_in_full() {
     let now = place.number("count");
     place.grows("count", now + 3);
 }
+
+/// What notes writes takes a descriptor for a moment.
+#[test]
+fn who_has_no_descriptor_left_is_captured_in_full() {
+    let mut place = Place::new();
+    let sandbox = place.python(
+        "
+import os, resource, time
+count = os.open('/mnt/count', os.O_WRONLY | os.O_CREAT)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+kept = bytearray(os.urandom(1 << 20))
+try:
+    while True: os.dup(0)
+except OSError: pass
+n = 0
+while True:
+    n += 1
+    os.pwrite(count, str(n).encode(), 0)
+    time.sleep(0.002)
+",
+    );
+    place.grows("count", 2);
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    let mut tracker = Tracker::new();
+    tracker.prepare(&tree, &spec).unwrap();
+    for _ in 0..3 {
+        let captured = tracker.capture(&tree, &spec, || place.keep_files()).unwrap();
+        assert!(captured.pages_len_bytes() > 1 << 20);
+        tracker.note(place.write(&captured));
+        let now = place.number("count");
+        place.grows("count", now);
+    }
+    let chain = Chain::open(place.images.clone()).unwrap();
+    let err = tracker.rollback(&tree, &chain, &spec, || Ok(())).unwrap_err();
+    assert!(err.to_string().contains("not tracked"), "{err}");
+    drop(sandbox);
+    let _copy = place.restore();
+    let now = place.number("count");
+    place.grows("count", now + 2);
+}
