@@ -44,7 +44,7 @@ pub use self::tcp::Connections;
 pub(crate) use self::{
     look::{Looked, look_at_all},
     machine::this_machine,
-    task::Draft,
+    task::{Draft, oom_score_adj},
     tcp::name,
 };
 use self::{

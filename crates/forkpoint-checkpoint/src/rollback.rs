@@ -198,11 +198,13 @@ impl<'a> Plan<'a> {
         let Looked { drafts, files, names } = dump::look_at_all(tree, &spec, frozen)?;
         let now: HashMap<i32, &Draft> =
             drafts.iter().map(|draft| (draft.whose.pid, draft)).collect();
+        let mut same = files::Same::default();
         for process in &snapshot.processes {
             match (process.alive(), now.get(&process.pid)) {
                 (Some(alive), Some(draft)) => {
                     still_fits(process, alive, draft)?;
-                    files::still_fit(process, alive, snapshot, &draft.alive, &files)?;
+                    let now = (&draft.alive, &*files);
+                    files::still_fit(process, alive, snapshot, now, &mut same)?;
                 }
                 (Some(_), None) => {
                     let Process { pid, name, .. } = process;

@@ -240,8 +240,8 @@ fn terminal(stat: &Stat) -> Option<u32> {
     SLAVES.contains(&major).then(|| (minor + (major - SLAVES.start()) * (1 << 20)) as u32)
 }
 
-fn oom_score_adj(proc: &Proc) -> io::Result<i32> {
-    let text = proc.text("oom_score_adj")?;
+pub(crate) fn oom_score_adj(proc: &Proc) -> io::Result<i32> {
+    let text = proc.text_at_once("oom_score_adj")?;
     Ok(text.trim().parse().unwrap_or(0))
 }
 

@@ -1,36 +1,55 @@
 //! Descriptors in place: what is new is closed, and places, contents and counts go back.
 
-use std::{io, os::fd::OwnedFd};
+use std::{collections::HashMap, io, os::fd::OwnedFd};
 
 use rustix::{
     fs::{OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, seek},
+    io::Errno,
+    pipe::{fcntl_getpipe_size, fcntl_setpipe_size},
     process::{PidfdGetfdFlags, pidfd_getfd},
 };
 
 use crate::{
+    dump::Draft,
     error::{Error, Result},
     freeze::Held,
-    image::{Alive, FileKind, OpenFile, OtherEnd, Process, Snapshot},
+    image::{Alive, Descriptor, FileKind, OpenFile, OtherEnd, Process, Snapshot},
     restore::record_locks,
     script::Script,
     sys::socket::set_timer,
 };
+
+/// Which open files of the image are which now. Two descriptors that shared one still do, and no others.
+#[derive(Debug, Default)]
+pub(super) struct Same {
+    now: HashMap<usize, usize>,
+    was: HashMap<usize, usize>,
+}
+
+impl Same {
+    fn is(&mut self, was: usize, now: usize) -> bool {
+        *self.now.entry(was).or_insert(now) == now && *self.was.entry(now).or_insert(was) == was
+    }
+}
 
 /// Whether every descriptor of the image is still there and the same open file, as far as can be told.
 pub(super) fn still_fit(
     process: &Process,
     was: &Alive,
     snapshot: &Snapshot,
-    is: &Alive,
-    files: &[OpenFile],
+    (is, files): (&Alive, &[OpenFile]),
+    same: &mut Same,
 ) -> Result<()> {
-    for descriptor in &was.descriptors {
-        let number = descriptor.number;
-        let now = is.descriptors.iter().find(|other| other.number == number);
-        let now = now.and_then(|now| files.get(now.file));
-        if !now.is_some_and(|now| is_same(&snapshot.files[descriptor.file], now)) {
-            let Process { pid, name, .. } = process;
+    let Process { pid, name, .. } = process;
+    for Descriptor { number, file, .. } in &was.descriptors {
+        let now = is.descriptors.iter().find(|other| other.number == *number);
+        let fits = |now: &&Descriptor| is_same(&snapshot.files[*file], &files[now.file]);
+        let Some(now) = now.filter(fits) else {
             let why = format!("process {pid} (`{name}`) has something else as descriptor {number}");
+            return Err(Error::NotInPlace { why });
+        };
+        if !same.is(*file, now.file) {
+            let why = format!("process {pid} (`{name}`) shares descriptor {number} with others");
             return Err(Error::NotInPlace { why });
         }
     }
@@ -59,10 +78,21 @@ fn is_same(was: &OpenFile, is: &OpenFile) -> bool {
 }
 
 /// Closes what the image does not have. That may give back locks of the process, which are taken again.
-pub(super) fn steps(script: &mut Script, now: &Alive, was: &Alive) -> io::Result<()> {
-    for descriptor in &now.descriptors {
-        if !was.descriptors.iter().any(|other| other.number == descriptor.number) {
-            script.call(libc::SYS_close, &[descriptor.number as u64]);
+pub(super) fn steps(script: &mut Script, draft: &Draft, was: &Alive) -> io::Result<()> {
+    for (index, descriptor) in draft.alive.descriptors.iter().enumerate() {
+        let number = descriptor.number as u64;
+        match was.descriptors.iter().find(|other| other.number == descriptor.number) {
+            None => {
+                script.call(libc::SYS_close, &[number]);
+            }
+            Some(was)
+                if was.close_on_exec != descriptor.close_on_exec
+                    || draft.unsure.contains(&index) =>
+            {
+                let flag = if was.close_on_exec { libc::FD_CLOEXEC } else { 0 };
+                script.call(libc::SYS_fcntl, &[number, libc::F_SETFD as u64, flag as u64]);
+            }
+            Some(_) => {}
         }
     }
     record_locks(script, was)
@@ -79,10 +109,13 @@ pub(super) fn positions(held: &Held, was: &Alive, snapshot: &Snapshot) -> io::Re
                 // A device has no place.
                 let _ = seek(pull()?, SeekFrom::Start(*position));
             }
-            FileKind::Pipe { content, .. } | FileKind::Fifo { content, .. }
+            FileKind::Pipe { content, capacity, .. } | FileKind::Fifo { content, capacity, .. }
                 if !is_writer(snapshot.files[descriptor.file].flags) =>
             {
-                refill(&pull()?, &content.0)?;
+                refill(&pull()?, &content.0, *capacity as usize)?;
+            }
+            FileKind::Pipe { capacity, .. } | FileKind::Fifo { capacity, .. } => {
+                resize(&pull()?, *capacity as usize)?;
             }
             FileKind::Event { count, .. } => {
                 let fd = pull()?;
@@ -111,9 +144,21 @@ fn drain(fd: &OwnedFd) -> io::Result<()> {
     Ok(fcntl_setfl(fd, flags)?)
 }
 
-fn refill(reader: &OwnedFd, content: &[u8]) -> io::Result<()> {
+/// One end may be here whose other end has what is in it: then it does not become smaller.
+fn resize(end: &OwnedFd, capacity: usize) -> io::Result<()> {
+    if fcntl_getpipe_size(end)? != capacity {
+        match fcntl_setpipe_size(end, capacity) {
+            Err(Errno::BUSY) => {}
+            set => set.map(drop)?,
+        }
+    }
+    Ok(())
+}
+
+fn refill(reader: &OwnedFd, content: &[u8], capacity: usize) -> io::Result<()> {
     use std::os::fd::AsRawFd as _;
     drain(reader)?;
+    resize(reader, capacity)?;
     if content.is_empty() {
         return Ok(());
     }

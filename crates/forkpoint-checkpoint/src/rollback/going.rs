@@ -6,7 +6,10 @@ use super::{
     files,
     memory::{MemoryPlan, is_mapped_as, lost_file},
     not_in_place,
-    state::{action_at_bell, forks, registers, room, state, thread_state, wanted},
+    state::{
+        action_at_bell, forks, from_outside, gave_up_limits, registers, room, state, thread_state,
+        wanted,
+    },
 };
 use crate::{
     coverage::{Findings, Whose},
@@ -16,7 +19,7 @@ use crate::{
     image::{Alive, Chain, Mapping},
     mounts::Names,
     script::Script,
-    sys::{PAGE, ptrace},
+    sys::{PAGE, ptrace, task},
     track::Tracker,
 };
 
@@ -26,6 +29,7 @@ pub(super) struct Going<'a> {
     alive: &'a Alive,
     /// Children of it that are ended.
     ended: Vec<i32>,
+    limits: Vec<(u64, u64)>,
     /// None where something is mapped otherwise than it was: the heap goes back first, and then it is looked at.
     memory: Option<MemoryPlan>,
 }
@@ -57,14 +61,20 @@ impl<'a> Going<'a> {
         if let Some(why) = lost_file(was, now) {
             return Err(not_in_place(why));
         }
-        let pid = draft.whose.pid;
+        let Whose { pid, name } = &draft.whose;
+        let limits = task::limits(held.pid).doing("read the limits", *pid)?;
+        if gave_up_limits(&alive.limits, &limits) {
+            let why = "has given up limits, which only a new process can have again";
+            return Err(not_in_place(format!("process {pid} (`{name}`) {why}")));
+        }
+        let pid = *pid;
         let memory = match is_mapped_as(was, now) {
             true => Some(look_at_memory(held, pid, alive, now, tracker.is_some())?),
             false => None,
         };
         let children = new.iter().filter(|(_, parent)| *parent == pid);
         let ended = children.map(|(child, _)| *child).collect();
-        Ok(Self { draft, alive, ended, memory })
+        Ok(Self { draft, alive, ended, limits, memory })
     }
 
     pub(super) fn pid(&self) -> i32 {
@@ -125,12 +135,12 @@ impl<'a> Going<'a> {
         forks(&mut script, alive);
         let others = held.tasks.len() > 1;
         state(&mut script, alive, others.then_some(bell))?;
-        files::steps(&mut script, &draft.alive, alive)?;
-        thread_state(&mut script, wanted(draft, alive, 0)?)?;
+        files::steps(&mut script, draft, alive)?;
+        thread_state(&mut script, wanted(draft, alive, 0)?, &draft.alive.threads[0])?;
         let mut scripts = vec![script];
         for index in 1..held.tasks.len() {
             let mut script = held.script(index, 512);
-            thread_state(&mut script, wanted(draft, alive, index)?)?;
+            thread_state(&mut script, wanted(draft, alive, index)?, &draft.alive.threads[index])?;
             scripts.push(script);
         }
         Ok(Steps { scripts, children, memory, heap_end })
@@ -174,6 +184,8 @@ impl<'a> Going<'a> {
         let touched = memory.write(held, chain, alive, pid).doing("write the memory", pid)?;
         let snapshot = &chain.top().snapshot;
         files::positions(held, alive, snapshot).doing("set places in files", pid)?;
+        let outside = from_outside(held, &self.draft, alive, &self.limits);
+        outside.doing("set the limits", pid)?;
         if let Some(tracker) = tracker {
             let tracked = tracker.tracked(held.pid, self.draft.started);
             let tracked = tracked.ok_or_else(|| not_in_place("it is not tracked"))?;

@@ -4,10 +4,11 @@ use std::io;
 
 use crate::{
     arch,
-    dump::Draft,
-    freeze::Held,
+    dump::{Draft, oom_score_adj},
+    freeze::{Held, Task},
     image::{Alive, Thread},
     script::Script,
+    sys::task,
 };
 
 /// What a thread was that is now `index` of those that stand.
@@ -17,8 +18,17 @@ pub(super) fn wanted<'a>(draft: &Draft, alive: &'a Alive, index: usize) -> io::R
     thread.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
 
-/// What only the thread itself can set.
-pub(super) fn thread_state(script: &mut Script, thread: &Thread) -> io::Result<()> {
+/// What only the thread itself can set. `now` is what it is.
+pub(super) fn thread_state(script: &mut Script, thread: &Thread, now: &Thread) -> io::Result<()> {
+    let prctl = |script: &mut Script, args: &[u64]| script.call(libc::SYS_prctl, args);
+    if thread.name != now.name {
+        let mut name = thread.name.as_bytes().to_vec();
+        name.push(0);
+        let name = script.put(&name)?;
+        prctl(script, &[libc::PR_SET_NAME as u64, name]);
+    }
+    prctl(script, &[libc::PR_SET_PDEATHSIG as u64, thread.death_signal as u64]);
+    prctl(script, &[libc::PR_SET_TIMERSLACK as u64, thread.timer_slack]);
     script.call(libc::SYS_set_tid_address, &[thread.clear_tid]);
     script.call(libc::SYS_set_robust_list, &[thread.robust_list.0, 24]);
     let stack = script.put_words(&thread.signal_stack)?;
@@ -87,6 +97,45 @@ pub(super) fn state(script: &mut Script, alive: &Alive, bell: Option<i32>) -> io
     let cwd = script.put(&cwd)?;
     script.call(libc::SYS_chdir, &[cwd]);
     script.call(libc::SYS_umask, &[alive.umask.into()]);
+    let subreaper = libc::PR_SET_CHILD_SUBREAPER as u64;
+    script.call(libc::SYS_prctl, &[subreaper, alive.subreaper.into()]);
+    // What else there is only the kernel can set.
+    if alive.dumpable <= 1 {
+        script.call(libc::SYS_prctl, &[libc::PR_SET_DUMPABLE as u64, alive.dumpable.into()]);
+    }
+    Ok(())
+}
+
+/// Whether it has given up what it could have. Not every engine may raise that.
+pub(super) fn gave_up_limits(was: &[(u64, u64)], is: &[(u64, u64)]) -> bool {
+    was.iter().zip(is).any(|((_, was), (_, is))| was > is)
+}
+
+/// What the program itself may not be allowed to set. `limits` are those that it has.
+pub(super) fn from_outside(
+    held: &Held,
+    draft: &Draft,
+    alive: &Alive,
+    limits: &[(u64, u64)],
+) -> io::Result<()> {
+    let pid = held.pid;
+    for (kind, (was, is)) in alive.limits.iter().zip(limits).enumerate() {
+        if was != is {
+            task::set_limit(pid, kind, *was)?;
+        }
+    }
+    for (index, Task { tid, .. }) in held.tasks.iter().enumerate() {
+        let thread = wanted(draft, alive, index)?;
+        if task::scheduling(*tid)? != thread.scheduling {
+            task::set_scheduling(*tid, thread.scheduling)?;
+        }
+        if task::affinity(*tid)? != thread.affinity.0 {
+            task::set_affinity(*tid, &thread.affinity.0)?;
+        }
+    }
+    if oom_score_adj(&draft.proc)? != alive.oom_score_adj {
+        std::fs::write(format!("/proc/{pid}/oom_score_adj"), alive.oom_score_adj.to_string())?;
+    }
     Ok(())
 }
 
@@ -102,5 +151,5 @@ pub(super) fn action_at_bell(script: &mut Script, alive: &Alive, bell: i32) -> i
 pub(super) fn room(alive: &Alive) -> usize {
     const EACH: usize = 64;
     let things = alive.actions.len() + alive.timers.len() + alive.posix_timers.len();
-    EACH * (things + alive.locks.len() + 6) + alive.cwd.len()
+    EACH * (things + alive.locks.len() + 7) + alive.cwd.len()
 }

@@ -139,6 +139,15 @@ pub(crate) fn limits(pid: i32) -> io::Result<Vec<(u64, u64)>> {
         .collect()
 }
 
+pub(crate) fn set_limit(pid: i32, kind: usize, (soft, hard): (u64, u64)) -> io::Result<()> {
+    let limit = [soft, hard];
+    // SAFETY: `limit` is a pair of numbers, as the kernel reads it.
+    check(unsafe {
+        libc::syscall(libc::SYS_prlimit64, i64::from(pid), kind, limit.as_ptr(), ptr::null::<u64>())
+    })
+    .map(drop)
+}
+
 /// Address and length of the list of locks that the kernel releases for a dead thread.
 pub(crate) fn robust_list(tid: i32) -> io::Result<(u64, u64)> {
     let mut list = [0u64; 2];
@@ -165,6 +174,25 @@ pub(crate) fn scheduling(tid: i32) -> io::Result<[i64; 3]> {
         let nice = check(libc::syscall(libc::SYS_getpriority, i64::from(libc::PRIO_PROCESS), tid))?;
         Ok([policy, param.sched_priority.into(), 20 - nice])
     }
+}
+
+pub(crate) fn set_scheduling(tid: i32, [policy, priority, nice]: [i64; 3]) -> io::Result<()> {
+    // SAFETY: plain integers, and a struct that outlives the call.
+    unsafe {
+        let mut param: libc::sched_param = mem::zeroed();
+        param.sched_priority = priority as i32;
+        check(libc::sched_setscheduler(tid, policy as i32, &raw const param).into())?;
+        let whose = i64::from(libc::PRIO_PROCESS);
+        check(libc::syscall(libc::SYS_setpriority, whose, i64::from(tid), nice)).map(drop)
+    }
+}
+
+pub(crate) fn set_affinity(tid: i32, bits: &[u8]) -> io::Result<()> {
+    // SAFETY: the kernel reads at most as many bytes as it is told.
+    check(unsafe {
+        libc::syscall(libc::SYS_sched_setaffinity, i64::from(tid), bits.len(), bits.as_ptr())
+    })
+    .map(drop)
 }
 
 /// Processors that a task may run on, a bit for each.

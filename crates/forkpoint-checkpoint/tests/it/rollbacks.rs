@@ -15,7 +15,27 @@ use crate::place::{Place, until};
 
 /// Changes all that can go back in place when it is asked to, and tells what it sees.
 const CHANGING: &str = "
-import mmap, os, signal, struct, threading, time, zlib
+import ctypes, fcntl, mmap, os, resource, signal, struct, threading, time, zlib
+libc = ctypes.CDLL(None)
+def answer(option):
+    value = ctypes.c_int(); assert libc.prctl(option, ctypes.byref(value)) == 0
+    return value.value
+NAME, SLACK, DUMPABLE, SUBREAPER, DEATH = (15, 16), (29, 30), (4, 3), (36, 37), (1, 2)
+def state(): return [
+    [fcntl.fcntl(fd, fcntl.F_GETFD) for fd in (kept.fileno(), reader, writer)],
+    [resource.getrlimit(kind) for kind in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE, resource.RLIMIT_STACK)],
+    os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), sorted(os.sched_getaffinity(0)),
+    open('/proc/self/oom_score_adj').read(), open('/proc/self/comm').read(), libc.prctl(DUMPABLE[1]), libc.prctl(SLACK[1]),
+    answer(SUBREAPER[1]), answer(DEATH[1]), fcntl.fcntl(reader, 1032)]
+def change():
+    os.set_inheritable(kept.fileno(), True); os.set_inheritable(reader, True)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (100, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    resource.setrlimit(resource.RLIMIT_STACK, (1 << 20, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+    os.setpriority(os.PRIO_PROCESS, 0, 7); os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+    open('/proc/self/oom_score_adj', 'w').write('500')
+    libc.prctl(NAME[0], b'another'); libc.prctl(DUMPABLE[0], 0); libc.prctl(SLACK[0], 777777)
+    libc.prctl(SUBREAPER[0], 1); libc.prctl(DEATH[0], signal.SIGURG); fcntl.fcntl(writer, 1031, 1 << 18)
 m = mmap.mmap(-1, 16 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 for at in range(0, 8 << 20, 4096): m[at:at + 8] = at.to_bytes(8, 'little')
 kept = open('/mnt/kept', 'w+'); kept.write('0123456789'); kept.flush(); kept.seek(3)
@@ -29,7 +49,7 @@ def tick():
 threading.Thread(target=tick, daemon=True).start()
 more = []
 n = 0
-def told(): return f'{n} {zlib.crc32(m)} {kept.tell()} {os.getcwd()} {len(more)} {len(os.listdir(\"/proc/self/fd\"))} {len(heard)}'
+def told(): return f'{n} {zlib.crc32(m)} {kept.tell()} {os.getcwd()} {len(more)} {len(os.listdir(\"/proc/self/fd\"))} {len(heard)} {state()}'
 while True:
     try: wanted = int(open('/mnt/want').read() or 0)
     except (FileNotFoundError, ValueError): wanted = 0
@@ -40,6 +60,7 @@ while True:
         more.append(open('/mnt/more', 'w'))
         more.append(bytearray(5 << 20))
         os.chdir('/mnt/sub')
+        change()
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         if os.fork() == 0:
             while True: time.sleep(1)
@@ -72,7 +93,9 @@ fn at_rest(mut capture: impl FnMut() -> Captured) -> Captured {
     until("it is at rest", || {
         let captured = capture();
         let names = captured.snapshot.files.iter().map(|file| format!("{:?}", file.kind));
-        let is_busy = |name: String| name.contains("/mnt/now") || name.contains("/mnt/want");
+        let is_busy = |name: String| {
+            ["/mnt/now", "/mnt/want", "/mnt/count"].iter().any(|busy| name.contains(busy))
+        };
         (!names.into_iter().any(is_busy)).then_some(captured)
     })
 }
@@ -406,6 +429,76 @@ while True:
     let before = place.number("count");
     let err = tracker.rollback(&tree, &chain, &spec, || Ok(())).unwrap_err();
     assert!(err.to_string().contains("something else as descriptor 3"), "{err}");
+    place.grows("count", before + 2);
+}
+
+/// What is a copy of another descriptor moves with it. That cannot be had back in place.
+#[test]
+fn descriptors_that_are_shared_otherwise_are_noticed() {
+    let mut place = Place::new();
+    let sandbox = place.python(
+        "
+import os, time
+one = os.open('/mnt/one', os.O_RDWR | os.O_CREAT); two = os.open('/mnt/one', os.O_RDWR)
+n = 0
+while True:
+    n += 1
+    if os.path.exists('/mnt/go') and not os.path.exists('/mnt/gone'):
+        os.dup2(one, two)
+        os.close(os.open('/mnt/gone', os.O_CREAT))
+    with open('/mnt/count.new', 'w') as f: f.write(str(n))
+    os.rename('/mnt/count.new', '/mnt/count')
+    time.sleep(0.001)
+",
+    );
+    place.grows("count", 2);
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    let mut tracker = Tracker::new();
+    let captured = at_rest(|| tracker.capture(&tree, &spec, || Ok(())).unwrap());
+    tracker.note(place.write(&captured));
+    let chain = Chain::open(place.images.clone()).unwrap();
+    place.put("go", "");
+    until("they are one", || place.work().join("gone").exists().then_some(()));
+    let before = place.number("count");
+    let err = tracker.rollback(&tree, &chain, &spec, || Ok(())).unwrap_err();
+    assert!(err.to_string().contains("shares descriptor 4 with others"), "{err}");
+    place.grows("count", before + 2);
+}
+
+/// What it could have had is given up for good, unless it is made anew.
+#[test]
+fn a_process_that_gave_up_limits_is_noticed() {
+    let mut place = Place::new();
+    let sandbox = place.python(
+        "
+import os, resource, time
+count = os.open('/mnt/count', os.O_WRONLY | os.O_CREAT)
+n = 0
+while True:
+    n += 1
+    if os.path.exists('/mnt/go'): resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
+    os.pwrite(count, str(n).encode(), 0)
+    time.sleep(0.001)
+",
+    );
+    place.grows("count", 2);
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    let mut tracker = Tracker::new();
+    let captured = tracker.capture(&tree, &spec, || Ok(())).unwrap();
+    tracker.note(place.write(&captured));
+    let chain = Chain::open(place.images.clone()).unwrap();
+    place.put("go", "");
+    let limits = sandbox.path("/proc/2/limits");
+    until("it gave up", || {
+        let limits = std::fs::read_to_string(&limits).unwrap();
+        limits
+            .lines()
+            .any(|line| line.starts_with("Max open files") && line.contains(" 200 "))
+            .then_some(())
+    });
+    let before = place.number("count");
+    let err = tracker.rollback(&tree, &chain, &spec, || Ok(())).unwrap_err();
+    assert!(err.to_string().contains("process 2 (`python3`) has given up limits"), "{err}");
     place.grows("count", before + 2);
 }
 
