@@ -41,7 +41,7 @@ mod tcp;
 mod tree;
 mod watches;
 
-pub(crate) use self::assemble::{advise, record_locks};
+pub(crate) use self::assemble::{advise, anonymous_flags, record_locks};
 use self::{
     assemble::{Assembled, Whole},
     board::Board,

@@ -245,6 +245,7 @@ fn keep_early(mapping: &mut Mapping, known: &Mapping, changed: &[Range]) -> Vec<
 /// What is written to through a mapping: the rest is cheap to capture in full.
 pub(crate) fn is_trackable(mapping: &Mapping) -> bool {
     match mapping.kind {
+        _ if mapping.droppable => false,
         MappingKind::Anonymous { .. } => mapping.access != 0,
         MappingKind::Private { .. } | MappingKind::Memory { private: true, .. } => {
             mapping.access & WRITE != 0

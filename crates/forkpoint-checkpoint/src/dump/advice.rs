@@ -11,7 +11,7 @@ use std::{
 
 use super::{Draft, proc::Stat};
 use crate::{
-    coverage::Findings,
+    coverage::{Findings, Whose},
     freeze::Tree,
     image::{Mapping, MappingKind},
     sys::{
@@ -31,6 +31,15 @@ const ADVICE: [(&str, i32); 8] = [
     ("rr", libc::MADV_RANDOM),
     ("sr", libc::MADV_SEQUENTIAL),
 ];
+/// What else is known to come back, or to be nothing that could: rights and what the kernel knows by them, growing down,
+/// no reserve, what was written, who notes that. Locks are refused by their size.
+const KNOWN: [&str; 20] = [
+    "rd", "wr", "ex", "sh", "mr", "mw", "me", "ms", "gd", "ac", "nr", "sd", "mm", "lo", "lf", "um",
+    "uw", "gu", DROPPABLE, "",
+];
+const DROPPABLE: &str = "dp";
+/// No flag of the kernel's: a key that protects it is told apart.
+const KEY: &str = "key";
 const REFUSED: [(&str, &str, &str); 2] = [
     ("sl", "sealed memory", "it could not be taken away again; run the program without `mseal`"),
     ("ht", "huge pages", "they are the machine's; use ordinary memory"),
@@ -67,10 +76,8 @@ impl Advice {
         for mapping in &mut draft.alive.mappings {
             let Some(told) = told(&flags, mapping) else { continue };
             note(pid, mapping, told)?;
-            for (flag, thing, reason) in REFUSED {
-                if has(told, flag) {
-                    findings.refuse(&draft.whose, thing, reason);
-                }
+            for flag in told.split(' ').filter(|flag| !is_known(flag)) {
+                refuse(flag, mapping.start, &draft.whose, findings);
             }
         }
         Ok(())
@@ -87,9 +94,24 @@ fn has(told: &str, flag: &str) -> bool {
     told.split(' ').any(|word| word == flag)
 }
 
+fn is_known(flag: &str) -> bool {
+    KNOWN.contains(&flag) || ADVICE.iter().any(|(known, _)| *known == flag)
+}
+
+fn refuse(flag: &str, start: u64, whose: &Whose, findings: &mut Findings) {
+    match REFUSED.iter().find(|(refused, ..)| *refused == flag) {
+        Some((_, thing, reason)) => findings.refuse(whose, *thing, *reason),
+        None => {
+            let thing = format!("memory with the flag `{flag}` at {start:#x}");
+            findings.refuse(whose, thing, "it is not known to come back; run the program without");
+        }
+    }
+}
+
 fn note(pid: i32, mapping: &mut Mapping, told: &str) -> io::Result<()> {
     let given = ADVICE.iter().filter(|(flag, _)| has(told, flag));
     mapping.advice = given.map(|(_, advice)| *advice).collect();
+    mapping.droppable = has(told, DROPPABLE);
     if let MappingKind::Anonymous { grows_down } = &mut mapping.kind {
         *grows_down |= has(told, "gd");
     }
@@ -110,13 +132,17 @@ fn flags(pid: i32) -> io::Result<Flags> {
 
 fn parse(text: &str) -> Flags {
     let mut all = Flags::new();
-    let mut range = (0, 0);
+    let (mut range, mut has_key) = ((0, 0), false);
     let hex = |text: &str| u64::from_str_radix(text, 16).ok();
     for line in text.lines() {
         if let Some(told) = line.strip_prefix("VmFlags: ") {
-            all.insert(range, told.trim_end().to_owned());
+            let key = if has_key { format!(" {KEY}") } else { String::new() };
+            all.insert(range, format!("{}{key}", told.trim_end()));
+        } else if let Some(key) = line.strip_prefix("ProtectionKey:") {
+            has_key = key.trim() != "0";
         } else if !line.starts_with(|first: char| first.is_ascii_uppercase()) {
             let ends = line.split(' ').next().and_then(|ends| ends.split_once('-'));
+            has_key = false;
             range = ends.and_then(|(start, end)| Some((hex(start)?, hex(end)?))).unwrap_or((0, 0));
         }
     }
@@ -126,6 +152,23 @@ fn parse(text: &str) -> Flags {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_known_is_refused_by_its_flag() {
+        let text = "1000-3000 rw-p 00000000 00:00 0 \nSize: 8 kB\nProtectionKey:       3\n\
+                    VmFlags: rd wr mr mw me ac sd zz \n\
+                    5000-6000 rw-p 00000000 00:00 0 \nProtectionKey:       0\nVmFlags: rd wr dp wf dd\n";
+        let flags = parse(text);
+        let unknown = |start, end| -> Vec<&str> {
+            flags[&(start, end)].split(' ').filter(|flag| !is_known(flag)).collect()
+        };
+        assert_eq!(unknown(0x1000, 0x3000), ["zz", KEY]);
+        assert_eq!(unknown(0x5000, 0x6000), [""; 0]);
+        let (whose, mut findings) = (Whose { pid: 2, name: "x".to_owned() }, Findings::default());
+        refuse("zz", 0x1000, &whose, &mut findings);
+        let told = findings.verdict().unwrap_err().to_string();
+        assert!(told.contains("memory with the flag `zz` at 0x1000: it is not known"), "{told}");
+    }
 
     #[test]
     fn flags_are_parsed() {
@@ -144,6 +187,7 @@ mod tests {
             stored: Vec::new(),
             advice: Vec::new(),
             guards: Vec::new(),
+            droppable: false,
         };
         assert_eq!(told(&flags, &mapping(0x1000, 0x3000)), Some("rd wr dc gu"));
         assert_eq!(told(&flags, &mapping(0x1000, 0x5000)), Some("rd wr dc gu"));

@@ -2,7 +2,7 @@
 
 use std::{io, time::Duration};
 
-use super::{CaptureSpec, look::drafts, questions, task::Depth};
+use super::{CaptureSpec, advice::Advice, look::drafts, questions, task::Depth};
 use crate::{
     coverage::Findings,
     error::{Doing as _, Error, Result},
@@ -20,9 +20,10 @@ impl Tracker {
         self.forget();
         let deadline = Deadline::after(spec.patience);
         until_whole(tree.init, deadline)?;
+        let mut advice = Advice::look(tree);
         let start = sys::now();
         let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
-        let result = self.begin_all(tree, spec, &mut frozen);
+        let result = self.begin_all(tree, spec, &mut frozen, &mut advice);
         frozen.thaw();
         let pause = sys::now().saturating_sub(start);
         match result {
@@ -32,9 +33,18 @@ impl Tracker {
         result.map(|()| pause)
     }
 
-    fn begin_all(&mut self, tree: &Tree, spec: &CaptureSpec, frozen: &mut Frozen) -> Result<()> {
+    fn begin_all(
+        &mut self,
+        tree: &Tree,
+        spec: &CaptureSpec,
+        frozen: &mut Frozen,
+        advice: &mut Advice,
+    ) -> Result<()> {
         let mut findings = Findings::default();
-        let (drafts, _) = drafts(tree, spec, frozen, Depth::Outline, &mut findings)?;
+        let (mut drafts, _) = drafts(tree, spec, frozen, Depth::Outline, &mut findings)?;
+        for (held, draft) in frozen.processes.iter().zip(&mut drafts) {
+            advice.note(held.pid, draft, &mut findings).doing("read the mappings", held.pid)?;
+        }
         findings.verdict()?;
         for (held, draft) in frozen.processes.iter_mut().zip(drafts) {
             let pid = held.pid;

@@ -114,6 +114,7 @@ impl Maps {
             stored: Vec::new(),
             advice: Vec::new(),
             guards: Vec::new(),
+            droppable: false,
         });
     }
 }

@@ -19,9 +19,10 @@ pub(crate) fn populated(pagemap: &File, mapping: &Mapping, range: Range) -> io::
     Ok(found)
 }
 
-/// `None`: the file has everything.
+/// `None`: the file has everything, or nobody counts on anything.
 fn query(mapping: &Mapping) -> Option<&'static Query> {
     match mapping.kind {
+        _ if mapping.droppable => None,
         MappingKind::Anonymous { .. } => Some(&ANONYMOUS),
         MappingKind::Private { .. } | MappingKind::Memory { private: true, .. } => Some(&COPIED),
         MappingKind::Shared { .. }

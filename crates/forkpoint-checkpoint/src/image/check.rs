@@ -232,6 +232,10 @@ fn ranges(mapping: &Mapping, pages_len: u64) -> Verdict {
     })?;
     let guards = mapping.guards.iter().all(|(start, end)| inside(*start, *end));
     must(guards, || "guards elsewhere".to_owned())?;
+    let anonymous = matches!(mapping.kind, MappingKind::Anonymous { .. });
+    must(!mapping.droppable || anonymous && mapping.pages.is_empty(), || {
+        "pages that the kernel may take away".to_owned()
+    })?;
     stored(&mapping.stored, inside, pages_len)
 }
 

@@ -163,6 +163,9 @@ pub struct Mapping {
     /// Ranges that nobody may touch.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub guards: Vec<(u64, u64)>,
+    /// The kernel may take its pages away at any time, so none are kept (`MAP_DROPPABLE`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub droppable: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -61,6 +61,7 @@ fn alive(pid: i32, stored: Vec<Stored>) -> Alive {
             stored,
             advice: Vec::new(),
             guards: Vec::new(),
+            droppable: false,
         }],
         descriptors: vec![Descriptor { number: 0, file: 0, close_on_exec: false }],
         cwd: "/".to_owned(),

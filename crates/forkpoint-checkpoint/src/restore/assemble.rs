@@ -208,16 +208,14 @@ fn map(
     let must_open = copies().next().is_some() && mapping.access & WRITE == 0;
     let access = u64::from(if must_open { mapping.access | WRITE } else { mapping.access });
     let private = (libc::MAP_PRIVATE | libc::MAP_FIXED) as u64;
-    let anonymous = private | (libc::MAP_ANONYMOUS | libc::MAP_NORESERVE) as u64;
-    let grows = (libc::MAP_GROWSDOWN | libc::MAP_STACK) as u64;
+    let anonymous = anonymous_flags(mapping) as u64;
     let (flags, file, offset) = match &mapping.kind {
         MappingKind::Segment { id } => {
             attach(script, *id, mapping);
             advise(script, mapping);
             return Ok(());
         }
-        MappingKind::Anonymous { grows_down: true } => (anonymous | grows, u64::MAX, 0),
-        MappingKind::Anonymous { grows_down: false } => (anonymous, u64::MAX, 0),
+        MappingKind::Anonymous { .. } => (anonymous, u64::MAX, 0),
         MappingKind::Private { path, offset, .. } => {
             (private, numbers.mapped(path)? as u64, *offset)
         }
@@ -249,6 +247,17 @@ fn map(
     }
     advise(script, mapping);
     Ok(())
+}
+
+/// How memory without a file is mapped where it was.
+pub(crate) fn anonymous_flags(mapping: &Mapping) -> i32 {
+    const DROPPABLE: i32 = 8;
+    let kind = if mapping.droppable { DROPPABLE } else { libc::MAP_PRIVATE };
+    let grows = match mapping.kind {
+        MappingKind::Anonymous { grows_down: true } => libc::MAP_GROWSDOWN | libc::MAP_STACK,
+        _ => 0,
+    };
+    kind | grows | libc::MAP_FIXED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE
 }
 
 fn attach(script: &mut Script, id: i32, mapping: &Mapping) {

@@ -128,6 +128,7 @@ impl MemoryPlan {
         let mut kept = Vec::new();
         for (index, was) in alive.mappings.iter().enumerate() {
             match has(now, was) {
+                true if was.droppable => plan.discard.push((was.start, was.end)),
                 true if is_private(was) => kept.push(index),
                 true => {}
                 false => plan.anew.push(index),
@@ -225,12 +226,9 @@ impl MemoryPlan {
         let mut script = held.script(0, 64);
         for index in &self.anew {
             let was = &alive.mappings[*index];
-            let grows = matches!(was.kind, MappingKind::Anonymous { grows_down: true });
-            let flags =
-                libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-            let flags = if grows { flags | libc::MAP_GROWSDOWN } else { flags };
             let (len, access) = (was.len(), was.access.into());
-            script.call(libc::SYS_mmap, &[was.start, len, access, flags as u64, u64::MAX, 0]);
+            let flags = restore::anonymous_flags(was) as u64;
+            script.call(libc::SYS_mmap, &[was.start, len, access, flags, u64::MAX, 0]);
             restore::advise(&mut script, was);
         }
         match held.run(0, &script)?.failure() {

@@ -1,5 +1,7 @@
 //! Kinds of open files, signals and timers, in one program that looks at all of them afterwards.
 
+use forkpoint_checkpoint::{CaptureSpec, Chain, Tracker, Tree};
+
 use crate::place::{Place, until};
 
 const KINDS: &str = "
@@ -214,4 +216,55 @@ one.join(); two.join(); time.sleep(1000)
         // Begun anew, it would have slept for nine seconds in all.
         assert!((6000..9000).contains(&took), "{name} slept for {took} ms");
     }
+}
+
+/// What the kernel may take away at any time (`MAP_DROPPABLE`, as C libraries have it for random numbers) comes back empty,
+/// and may be taken away again.
+#[test]
+fn droppable_memory_comes_back_empty() {
+    let mut place = Place::new();
+    let sandbox = place.python(
+        "
+import ctypes, os, time
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+at = libc.mmap(None, ctypes.c_size_t(8192), 3, 0x28, -1, ctypes.c_long(0))
+ctypes.memmove(at, b'random state', 12)
+fd = os.open('/mnt/told', os.O_WRONLY | os.O_CREAT)
+def tell(): os.pwrite(fd, f'{at:x} {ctypes.string_at(at, 12)}'.ljust(60).encode(), 0)
+while True:
+    if os.path.exists('/mnt/again'): ctypes.memmove(at, b'another one.', 12)
+    tell()
+    time.sleep(0.002)
+",
+    );
+    let told = |place: &Place, what: &str| {
+        until(what, || Some(place.read("told")).filter(|told| told.contains(what)))
+    };
+    let start = told(&place, "random state");
+    let start = u64::from_str_radix(start.split(' ').next().unwrap(), 16).unwrap();
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    let mut tracker = Tracker::new();
+    tracker.prepare(&tree, &spec).unwrap();
+    let captured = tracker.capture(&tree, &spec, || place.keep_files()).unwrap();
+    tracker.note(place.write(&captured));
+    let mut mappings =
+        captured.snapshot.processes.iter().flat_map(|p| &p.alive().unwrap().mappings);
+    let it = mappings.find(|mapping| mapping.start == start).unwrap();
+    assert!(it.droppable && it.pages.is_empty() && it.stored.is_empty(), "{it:?}");
+    told(&place, "random state");
+    // In place too: what is there by then is not what was there.
+    place.put("again", "");
+    told(&place, "another one.");
+    std::fs::remove_file(place.work().join("again")).unwrap();
+    let chain = Chain::open(place.images.clone()).unwrap();
+    tracker.rollback(&tree, &chain, &spec, || Ok(())).unwrap();
+    told(&place, r"\x00\x00");
+    drop(sandbox);
+    let copy = place.restore();
+    told(&place, r"\x00\x00");
+    let smaps = std::fs::read_to_string(copy.path("/proc/2/smaps")).unwrap();
+    let its = smaps.split_once(&format!("\n{start:x}-")).unwrap().1;
+    let flags = its.lines().find(|line| line.starts_with("VmFlags:")).unwrap();
+    assert!(flags.contains(" dp"), "{flags}");
 }
