@@ -2,14 +2,12 @@
 
 use std::{io, time::Duration};
 
-use super::{CaptureSpec, advice::Advice, look::drafts, questions, task::Depth};
+use super::{CaptureSpec, advice::Advice, look::drafts, questions, task::Depth, tries};
 use crate::{
     coverage::Findings,
     error::{Doing as _, Error, Result},
-    freeze::{Frozen, Held, Tree, freeze},
+    freeze::{Frozen, Held, Tree},
     hand::Reins,
-    pager::until_whole,
-    sys::{self, Deadline, ptrace},
     track::Tracker,
 };
 
@@ -17,20 +15,15 @@ impl Tracker {
     /// Copies memory while the tree runs, so that the first capture has to copy only what is written
     /// meanwhile. The tree stands still for as long as it takes to begin tracking, which is returned.
     pub fn prepare(&mut self, tree: &Tree, spec: &CaptureSpec) -> Result<Duration> {
-        self.forget();
-        let deadline = Deadline::after(spec.patience);
-        until_whole(tree.init, deadline)?;
-        let mut advice = Advice::look(tree);
-        let start = sys::now();
-        let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
-        let result = self.begin_all(tree, spec, &mut frozen, &mut advice);
-        frozen.thaw();
-        let pause = sys::now().saturating_sub(start);
-        match result {
-            Ok(()) => self.copy_early(),
+        let begun = tries::until_done(tree, spec, |frozen, advice, _| {
+            self.forget();
+            self.begin_all(tree, spec, frozen, advice)
+        });
+        match begun {
+            Ok(_) => self.copy_early(),
             Err(_) => self.forget(),
         }
-        result.map(|()| pause)
+        begun.map(|((), pause)| pause)
     }
 
     fn begin_all(
