@@ -28,8 +28,10 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
+mod mortal;
+
+use self::mortal::Work;
 use crate::{
-    CaptureSpec, Tree, capture,
     error::with_causes,
     image::Chain,
     pager::{self, Guard, Memory, Pager},
@@ -38,7 +40,6 @@ use crate::{
 };
 
 const ASKED: &str = "forkpoint-bare-sandbox";
-const CAPTURE: &str = "forkpoint-bare-capture";
 const OUTSIDE: u32 = 100_000;
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -65,6 +66,9 @@ pub struct BareSpec {
     /// Whether process 1 does not know that memory may come later.
     #[serde(default)]
     pub unguarded: bool,
+    /// After how many steps whoever starts it is killed, in a build with debug assertions.
+    #[serde(default)]
+    pub dies_after: Option<u64>,
 }
 
 /// A sandbox that runs. Dropping it ends everything in it.
@@ -141,8 +145,11 @@ pub fn run_if_asked() {
     let mut args = std::env::args().skip(1);
     match args.next().as_deref() {
         Some(ASKED) => {}
-        Some(CAPTURE) => capture_and_die(args),
-        _ => return,
+        Some(word) => match Work::asked_for(word) {
+            Some(work) => mortal::run(work, args),
+            None => return,
+        },
+        None => return,
     }
     let spec = args.next().and_then(|text| serde_json::from_str::<BareSpec>(&text).ok());
     let result = spec.ok_or(io::ErrorKind::InvalidInput.into()).and_then(|spec| launch(&spec));
@@ -152,26 +159,11 @@ pub fn run_if_asked() {
     std::process::exit(i32::from(result.is_err()));
 }
 
-/// Captures the tree below the process that the first argument names, and is killed after as many steps as
-/// the second says, if it takes as many.
-fn capture_and_die(mut args: impl Iterator<Item = String>) -> ! {
-    let mut number = || args.next().and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
-    let (init, _steps) = (number() as i32, number());
-    #[cfg(debug_assertions)]
-    sys::STEPS_LEFT.store(_steps, std::sync::atomic::Ordering::Relaxed);
-    let result = capture(&Tree::below(init), &CaptureSpec::default(), || Ok(()));
-    let result = result.and_then(|captured| match args.next() {
-        Some(path) => captured.write(Path::new(&path), false).map(drop),
-        None => Ok(()),
-    });
-    if let Err(err) = &result {
-        println!("{}", with_causes(err));
-    }
-    std::process::exit(i32::from(result.is_err()));
-}
-
 fn launch(spec: &BareSpec) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
+    if let Some(steps) = spec.dies_after {
+        mortal::die_after(steps);
+    }
     let start = sys::now();
     let mut chain = match spec.images.as_slice() {
         [] => None,

@@ -9,6 +9,8 @@ use std::{
     process::{Command, Output},
 };
 
+use forkpoint_checkpoint::Chain;
+
 use crate::place::{PROGRAM, Place};
 
 /// Something that a kernel may not have: a system call, or one with a certain second argument.
@@ -31,6 +33,13 @@ const SCAN: Feature = Feature {
     error: libc::ENOTTY,
 };
 const USERFAULTFD: Feature = call("userfaultfd", libc::SYS_userfaultfd);
+/// What an old kernel says to who wants writes noted.
+const TRACKING: Feature = Feature {
+    name: "UFFDIO_API",
+    call: libc::SYS_ioctl,
+    second: Some(0xc018_aa3f),
+    error: libc::EINVAL,
+};
 const FAULT_DEVICE: Feature = Feature {
     name: "/dev/userfaultfd",
     call: libc::SYS_ioctl,
@@ -120,6 +129,38 @@ fn a_capture_does_without_what_is_not_there() {
         sandbox = place.restore();
         let now = place.number("count");
         place.grows("count", now + 2);
+    }
+}
+
+/// On a kernel that notes no writes, everything is captured each time, and nobody asks for more.
+#[test]
+fn without_notes_of_what_was_written_all_is_captured_each_time() {
+    let mut place = Place::new();
+    let mut sandbox = place.python(PROGRAM_TEXT);
+    place.grows("count", 2);
+    for feature in [USERFAULTFD, TRACKING] {
+        let images = ["one", "two"].map(|name| place.dir.path().join(name));
+        place.keep_files().unwrap();
+        let output = without(feature)
+            .args(["forkpoint-bare-track", &sandbox.init.to_string(), &u64::MAX.to_string()])
+            .args(&images)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "without {}: {output:?}", feature.name);
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "nothing is noted\n");
+        for image in &images {
+            // One that lies over nothing.
+            let chain = Chain::open([image.clone()]).unwrap();
+            assert!(chain.top().pages_len_bytes > 3 << 20);
+        }
+        place.images = vec![images[1].clone()];
+        let now = place.number("count");
+        place.grows("count", now);
+        drop(sandbox);
+        sandbox = place.restore();
+        let now = place.number("count");
+        place.grows("count", now + 2);
+        images.iter().for_each(|image| std::fs::remove_dir_all(image).unwrap());
     }
 }
 
