@@ -256,6 +256,11 @@ pub(crate) fn is_trackable(mapping: &Mapping) -> bool {
     }
 }
 
+/// A private view of a file. What is thrown away of it shows the file again, and the kernel does not note that.
+pub(crate) fn is_view(mapping: &Mapping) -> bool {
+    matches!(mapping.kind, MappingKind::Private { .. } | MappingKind::Memory { private: true, .. })
+}
+
 impl Tracked {
     fn known(&self, mapping: &Mapping) -> Option<&Mapping> {
         let index = self.mappings.binary_search_by_key(&mapping.start, |known| known.start).ok()?;
@@ -310,6 +315,10 @@ fn changed(
 ) -> io::Result<Option<Vec<Range>>> {
     let range = (mapping.start, mapping.end);
     let Some(written) = written(pagemap, range)? else { return Ok(None) };
+    if is_view(mapping) {
+        mapping.pages = populated(pagemap, mapping, range)?;
+        return Ok(Some(ranges::both(&mapping.pages, &written)));
+    }
     let changed = if written.len() > RANGES_FEW {
         ranges::both(&populated(pagemap, mapping, range)?, &written)
     } else {

@@ -10,7 +10,7 @@ use crate::{
     ranges::{self, Range},
     restore,
     script::Script,
-    track::{Tracked, is_trackable, written, written_so_far},
+    track::{Tracked, is_trackable, is_view, written, written_so_far},
 };
 
 /// Which memory must change, and how.
@@ -175,7 +175,12 @@ impl MemoryPlan {
             for range in ranges::without(&written, &was.pages) {
                 self.discard.extend(populated(&self.pagemap, was, range)?);
             }
-            self.refill.push((*index, ranges::both(&written, &was.pages)));
+            let mut wanted = ranges::both(&written, &was.pages);
+            if is_view(was) && !was.pages.is_empty() {
+                let there = populated(&self.pagemap, was, (was.start, was.end))?;
+                wanted = ranges::either(&wanted, &ranges::without(&was.pages, &there));
+            }
+            self.refill.push((*index, wanted));
         }
         self.written.push(spans);
         Ok(())

@@ -266,3 +266,43 @@ while True:
     let now = place.number("count");
     place.grows("count", now + 2);
 }
+
+/// What was thrown away of a private view shows the file again, which nobody writes down.
+#[test]
+fn a_view_that_was_thrown_away_shows_the_file() {
+    let mut place = Place::new();
+    let sandbox = place.python(
+        "
+import mmap, os, time
+file = os.open('/mnt/data', os.O_RDWR | os.O_CREAT); os.write(file, b'file' * 4096)
+view = mmap.mmap(file, 16384, flags=mmap.MAP_PRIVATE); view[0:4] = b'mine'; view[8192:8196] = b'mine'
+fd = os.open('/mnt/told', os.O_WRONLY | os.O_CREAT)
+while True:
+    if os.path.exists('/mnt/go'): view.madvise(mmap.MADV_DONTNEED, 0, 4096)
+    os.pwrite(fd, view[0:4] + view[8192:8196], 0)
+    time.sleep(0.002)
+",
+    );
+    let told =
+        |place: &Place, what: &str| until(what, || (place.read("told") == what).then_some(()));
+    told(&place, "minemine");
+    let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+    let mut tracker = Tracker::new();
+    capture(&mut place, &mut tracker, &sandbox);
+    place.put("go", "");
+    told(&place, "filemine");
+    std::fs::remove_file(place.work().join("go")).unwrap();
+    let chain = Chain::open(place.images.clone()).unwrap();
+    tracker.rollback(&tree, &chain, &spec, || Ok(())).unwrap();
+    told(&place, "minemine");
+    place.put("go", "");
+    told(&place, "filemine");
+    std::fs::remove_file(place.work().join("go")).unwrap();
+    capture(&mut place, &mut tracker, &sandbox);
+    assert_eq!(place.images.len(), 2);
+    drop(sandbox);
+    // What is there was told before.
+    std::fs::write(place.dir.path().join("kept/told"), "").unwrap();
+    let _copy = place.restore();
+    told(&place, "filemine");
+}
