@@ -53,6 +53,11 @@ pub(crate) fn stub() -> &'static [u8] {
     unsafe { slice::from_raw_parts(start, end as usize - start as usize) }
 }
 
+/// `told` is what the kernel says of a thread under a key of its `status`.
+pub(crate) fn has_shadow_stack<'a>(told: impl Fn(&str) -> &'a str) -> bool {
+    told("x86_Thread_features").split(' ').any(|feature| feature == "shstk")
+}
+
 /// In the order of the kernel's `user_regs_struct`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

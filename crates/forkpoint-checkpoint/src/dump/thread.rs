@@ -27,7 +27,7 @@ pub(super) fn look_at_thread(
     if let Some(thing) = task.regs.unsupported() {
         findings.refuse(whose, thing, "only programs of 64 bits are captured");
     }
-    if status.text("x86_Thread_features").contains("shstk") {
+    if arch::has_shadow_stack(|key| status.text(key)) {
         findings.refuse(whose, "a shadow stack", "it cannot be brought back; run it without");
     }
     let rseq = ptrace::rseq(tid)?;
