@@ -193,8 +193,13 @@ impl Place {
 
     /// How many processes said that they are.
     pub(crate) fn ready(&self) -> usize {
+        self.said("ready")
+    }
+
+    /// How many files there are whose names begin so.
+    pub(crate) fn said(&self, what: &str) -> usize {
         let names = fs::read_dir(self.work()).unwrap().flatten();
-        names.filter(|entry| entry.file_name().to_string_lossy().starts_with("ready")).count()
+        names.filter(|entry| entry.file_name().to_string_lossy().starts_with(what)).count()
     }
 
     pub(crate) fn read(&self, name: &str) -> String {
