@@ -20,6 +20,7 @@ use crate::{
 
 mod advice;
 mod anonymous;
+mod deleted;
 mod early;
 mod files;
 mod locks;

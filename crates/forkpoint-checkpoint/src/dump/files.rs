@@ -6,11 +6,8 @@ use std::{
     cell::{Cell, OnceCell},
     cmp::Ordering,
     collections::{HashMap, HashSet},
-    fs, io,
-    os::{
-        fd::{AsFd as _, AsRawFd as _, OwnedFd},
-        unix::fs::FileExt as _,
-    },
+    io,
+    os::fd::OwnedFd,
 };
 
 use rustix::{
@@ -22,7 +19,6 @@ use rustix::{
 use super::{
     Connections, anonymous, locks, pipe,
     proc::FdInfo,
-    shared::next_data,
     socket::{self, UnixSockets},
     task::Draft,
     terminal, watch,
@@ -30,13 +26,11 @@ use super::{
 use crate::{
     coverage::{DEVICES, Findings, Reason, Whose},
     freeze::{Held, Tree},
-    image::{Bytes, Descriptor, FileKind, MemoryId, OpenFile, Process},
+    image::{Descriptor, FileKind, MemoryId, OpenFile, Process},
     mounts::Names,
     sys::{self, Deadline},
 };
 
-/// Of all files together that have no name any more: they are read while everything stands.
-const DELETED_MAX: u64 = 64 << 20;
 const KEPT_FLAGS: i32 = !(libc::O_CLOEXEC | libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
 
 const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
@@ -72,7 +66,7 @@ pub(super) struct Files {
     /// Until when it is looked for what is watched, since somebody was found who watches.
     search: OnceCell<Deadline>,
     /// How much there is of files without a name.
-    deleted_bytes: Cell<u64>,
+    pub(super) deleted_bytes: Cell<u64>,
 }
 
 impl Files {
@@ -241,24 +235,6 @@ impl Files {
         }
         let position = seen.info.position();
         Ok(FileKind::Path { path, position, directory, lock: None })
-    }
-
-    fn deleted(&self, seen: &Seen<'_>) -> Result<FileKind, Reason> {
-        let len = seen.stat.st_size as u64;
-        self.deleted_bytes.set(self.deleted_bytes.get().saturating_add(len));
-        if self.deleted_bytes.get() > DELETED_MAX {
-            return Err(format!(
-                "it has no name, and of such files up to {} MiB are kept; close it first, or give it a name",
-                DELETED_MAX >> 20
-            )
-            .into());
-        }
-        Ok(FileKind::Deleted {
-            content: Bytes(content_of(seen, len).map_err(told)?),
-            position: seen.info.position(),
-            mode: seen.stat.st_mode & 0o7777,
-            inode: seen.stat.st_ino,
-        })
     }
 
     /// Whether the sandbox would find the same file under its name.
@@ -448,20 +424,6 @@ pub(super) fn device(seen: &Seen<'_>) -> Option<FileKind> {
         directory: false,
         lock: None,
     })
-}
-
-/// What is no hole is read.
-fn content_of(seen: &Seen<'_>, len: u64) -> io::Result<Vec<u8>> {
-    let mut content = vec![0; len as usize];
-    // The program may have opened it for writing only, and its place in it must stay.
-    let path = format!("/proc/self/fd/{}", seen.fd.as_fd().as_raw_fd());
-    let file = fs::File::open(path)?;
-    let mut at = 0;
-    while let Some((start, end)) = next_data(&file, at, len)? {
-        file.read_exact_at(&mut content[start as usize..end as usize], start)?;
-        at = end;
-    }
-    Ok(content)
 }
 
 /// Of any process but the first, which is always there.
