@@ -66,6 +66,10 @@ impl Findings {
     }
 }
 
+/// Of a thread, or of anything that it has open or mapped or is in.
+pub(crate) const NOT_TEXT: (&str, &str) =
+    ("a name that is not text", "only names in UTF-8 are captured; rename it, or close it first");
+
 /// Devices that are the same in every sandbox and hold no state.
 pub(crate) const DEVICES: [&str; 5] =
     ["/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];

@@ -316,7 +316,7 @@ fn with_or_without_filters(options: u64, set: impl Fn(u64) -> io::Result<()>) ->
 }
 
 fn is_traced(tid: i32) -> bool {
-    let status = sys::read_text(format!("/proc/{tid}/status")).unwrap_or_default();
+    let status = sys::read_marked(format!("/proc/{tid}/status")).unwrap_or_default();
     let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
     tracer.is_some_and(|pid| pid.trim() != "0")
 }
@@ -327,7 +327,7 @@ fn is_dead(tid: i32) -> bool {
 }
 
 fn state(tid: i32) -> Option<char> {
-    let stat = sys::read_text(format!("/proc/{tid}/stat")).unwrap_or_default();
+    let stat = sys::read_marked(format!("/proc/{tid}/stat")).unwrap_or_default();
     stat.rfind(") ").and_then(|at| stat[at + 2..].chars().next())
 }
 

@@ -69,10 +69,15 @@ impl Proc {
         read_all(&self.open(name)?, More::IfFull)
     }
 
+    /// The same where the program has chosen a part of it: what is no text is marked.
+    pub(crate) fn marked_text(&self, name: &str) -> io::Result<String> {
+        Ok(marked(read_bytes(&self.open(name)?, More::IfFull)?))
+    }
+
     /// A path that a link tells. Others than text are not taken.
     pub(crate) fn link(&self, name: &str) -> io::Result<String> {
         let target = readlinkat(&self.0, name, Vec::with_capacity(256))?;
-        target.into_string().map_err(|_| io::Error::other("a name that is not UTF-8"))
+        target.into_string().map_err(|_| io::ErrorKind::InvalidData.into())
     }
 
     /// What a link leads to.
@@ -110,6 +115,20 @@ pub(crate) fn read_text(path: impl AsRef<Path>) -> io::Result<String> {
     read_all(&File::open(path)?, More::Perhaps)
 }
 
+/// The same where the program has chosen a part of it: what is no text is marked.
+pub(crate) fn read_marked(path: impl AsRef<Path>) -> io::Result<String> {
+    Ok(marked(read_bytes(&File::open(path)?, More::Perhaps)?))
+}
+
+fn marked(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).unwrap_or_else(|err| String::from_utf8_lossy(err.as_bytes()).into())
+}
+
+/// Whether a text is all that it was read from.
+pub(crate) fn is_whole_text(text: &str) -> bool {
+    !text.contains(char::REPLACEMENT_CHARACTER)
+}
+
 /// Whether there may be more after a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum More {
@@ -117,8 +136,12 @@ enum More {
     IfFull,
 }
 
+fn read_all(file: &File, more: More) -> io::Result<String> {
+    String::from_utf8(read_bytes(file, more)?).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
 /// It has neither a length nor a place that could be asked for: as the standard library would, before it reads.
-fn read_all(mut file: &File, more: More) -> io::Result<String> {
+fn read_bytes(mut file: &File, more: More) -> io::Result<Vec<u8>> {
     const USUAL: usize = 8 << 10;
     let mut text = vec![0; USUAL];
     let mut len = 0;
@@ -139,7 +162,7 @@ fn read_all(mut file: &File, more: More) -> io::Result<String> {
         }
     }
     text.truncate(len);
-    String::from_utf8(text).map_err(|_| io::ErrorKind::InvalidData.into())
+    Ok(text)
 }
 
 /// A moment after which nobody waits any longer.

@@ -12,7 +12,7 @@ use super::{
     task::{self, Common, Depth, Draft},
 };
 use crate::{
-    coverage::Findings,
+    coverage::{Findings, NOT_TEXT, Whose},
     error::{Doing as _, Error, Result},
     freeze::{Frozen, Tree},
     image::{KeptMount, Life, Memory, OpenFile, Process, Segment},
@@ -101,10 +101,24 @@ pub(super) fn drafts(
                 let why = "somebody who looked at it died, and it is on its way back";
                 return Err(Error::restless(held.pid, why));
             }
-            draft => drafts.push(draft.doing("read the state", held.pid)?),
+            draft => drafts.push(known_by_text(draft, held.pid, "read the state")?),
         }
     }
     Ok((drafts, common.names))
+}
+
+/// A name that is not text leads no further, and is refused alone.
+fn known_by_text<T>(looked: io::Result<T>, pid: i32, doing: &'static str) -> Result<T> {
+    match looked {
+        Err(err) if err.kind() == io::ErrorKind::InvalidData => {
+            let mut findings = Findings::default();
+            let whose = Whose::of(pid).doing(doing, pid)?;
+            findings.refuse(&whose, NOT_TEXT.0, NOT_TEXT.1);
+            findings.verdict()?;
+            Err(err).doing(doing, pid)
+        }
+        looked => looked.doing(doing, pid),
+    }
 }
 
 /// Numbers inside, by those from here.
@@ -126,7 +140,7 @@ fn open_files(
     let files = Files::new(tree, inside, mapped, names.clone(), spec.connections);
     let mut files = files.doing("open the root", tree.init)?;
     for (held, draft) in frozen.processes.iter().zip(&mut drafts) {
-        files.add(held, draft, findings).doing("read open files", held.pid)?;
+        known_by_text(files.add(held, draft, findings), held.pid, "read open files")?;
     }
     files.check_pipes(findings).system("look at pipes")?;
     files.add_masters(&drafts).system("look at terminals")?;

@@ -19,11 +19,11 @@ impl Status {
 
     /// Of a process, which is that of its leader.
     pub(crate) fn in_directory(proc: &Proc) -> io::Result<Self> {
-        proc.text_at_once("status").map(Self::parse)
+        proc.marked_text("status").map(Self::parse)
     }
 
     pub(crate) fn of_thread(proc: &Proc, tid: i32) -> io::Result<Self> {
-        proc.text_at_once(&format!("task/{tid}/status")).map(Self::parse)
+        proc.marked_text(&format!("task/{tid}/status")).map(Self::parse)
     }
 
     fn parse(text: String) -> Self {
@@ -85,7 +85,7 @@ impl Stat {
     }
 
     pub(crate) fn in_directory(proc: &Proc) -> io::Result<Self> {
-        let text = proc.text_at_once("stat")?;
+        let text = proc.marked_text("stat")?;
         // The name may hold anything, also brackets.
         let end = text.rfind(')').ok_or_else(|| missing("stat"))?;
         let mut words = text[end + 1..].split_ascii_whitespace();

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     arch,
-    coverage::{Findings, Whose},
+    coverage::{Findings, NOT_TEXT, Whose},
     freeze::Task,
     image::{Bytes, Credentials, Thread},
     script::word,
@@ -29,6 +29,9 @@ pub(super) fn look_at_thread(
     }
     if arch::has_shadow_stack(|key| status.text(key)) {
         findings.refuse(whose, "a shadow stack", "it cannot be brought back; run it without");
+    }
+    if !sys::is_whole_text(status.text("Name")) {
+        findings.refuse(whose, NOT_TEXT.0, NOT_TEXT.1);
     }
     let rseq = ptrace::rseq(tid)?;
     if let Some((area, ..)) = rseq {

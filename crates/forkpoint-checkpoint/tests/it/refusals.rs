@@ -157,6 +157,28 @@ fn what_only_a_process_knows_is_refused() {
     assert_eq!(found.thing, "memory that denies being executable");
 }
 
+#[test]
+fn names_that_are_not_text_are_refused() {
+    for thing in [
+        "kept = os.open(b'/mnt/\\xff', os.O_RDWR | os.O_CREAT)",
+        "os.mkdir(b'/mnt/\\xff'); os.chdir(b'/mnt/\\xff')",
+        "f = os.open(b'/mnt/\\xff', os.O_RDWR | os.O_CREAT); os.write(f, b'x'); m = mmap.mmap(f, 1); os.close(f)",
+    ] {
+        assert_eq!(refused(thing).thing, "a name that is not text");
+    }
+    let place = Place::new();
+    let sandbox = place.python(
+        "import ctypes, time\nctypes.CDLL(None).prctl(15, b'\\xff\\n)\\xfe')\n\
+         open('/mnt/count', 'w').write('1')\nwhile True: time.sleep(1)",
+    );
+    place.grows("count", 0);
+    let found = examine(&Tree::below(sandbox.init), &CaptureSpec::default()).unwrap();
+    assert!(
+        found.to_string().contains("has a name that is not text: only names in UTF-8"),
+        "{found}"
+    );
+}
+
 /// Where there is nothing to refuse, who only asks leaves everything as it is.
 #[test]
 fn who_is_looked_at_goes_on_as_before() {
