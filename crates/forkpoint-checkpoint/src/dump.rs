@@ -32,6 +32,7 @@ mod pipe;
 mod polls;
 pub(crate) mod proc;
 mod questions;
+mod same;
 pub(crate) mod shared;
 mod socket;
 mod task;

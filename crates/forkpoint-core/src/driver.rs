@@ -284,8 +284,9 @@ pub trait PausedSandbox: fmt::Debug + Send {
     }
 
     /// Whether its files are exactly what they were when it was sealed as `since`, restored from it
-    /// or rolled back to it. Never true in doubt; a driver that cannot tell says no.
-    async fn is_unchanged(&mut self, _since: SnapshotId) -> DriverResult<bool> {
+    /// or rolled back to it; and its processes and memory too, if it stands still for a full seal. Never true in
+    /// doubt; a driver that cannot tell says no.
+    async fn is_unchanged(&mut self, _since: &Artifact) -> DriverResult<bool> {
         Ok(false)
     }
 

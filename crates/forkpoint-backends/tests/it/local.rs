@@ -36,6 +36,7 @@ mod together;
 mod travel;
 mod trees;
 mod unchanged;
+mod waiting;
 mod warm;
 mod workspace;
 

@@ -83,6 +83,18 @@ impl Pages {
         Ok(())
     }
 
+    /// What was copied at once.
+    pub(crate) fn stored(&self, stored: &Stored) -> Option<&[u8]> {
+        let mut start = 0;
+        let block = self.blocks.iter().find(|block| {
+            let is_here = stored.at < start + block.len() as u64;
+            start += if is_here { 0 } else { block.len() as u64 };
+            is_here
+        })?;
+        let from = usize::try_from(stored.at - start).ok()?;
+        block.get(from..from + usize::try_from(stored.end - stored.start).ok()?)
+    }
+
     /// Keeps whole pages, and tells where they are.
     pub(crate) fn keep(&mut self, block: Vec<u8>) -> u64 {
         let at = self.len;

@@ -59,7 +59,8 @@ pub(crate) struct SnapshotArgs {
     pub(crate) tmpfs: bool,
 
     /// Take nothing if nothing changed since its last snapshot and that one is as durable, pinned and
-    /// lasting; prints its id. With --name, one is taken
+    /// lasting; prints its id. With --name, one is taken. With --full, up to 16 MB of memory are compared; more counts as
+    /// changed
     #[arg(long)]
     pub(crate) skip_unchanged: bool,
 

@@ -42,3 +42,20 @@ fn what_was_to_be_written_on_it_is_told_as_lost() {
     home.sh("web", "echo more > /srv/more");
     assert!(!home.ok(skip).stderr.contains("not kept"), "it was taken");
 }
+
+#[test]
+fn a_full_one_is_not_taken_twice_while_what_runs_only_waits() {
+    let home = Home::with_web();
+    home.sh("web", "sleep infinity >/dev/null 2>&1 </dev/null &");
+    let skip = ["snapshot", "web", "--full", "--skip-unchanged"];
+    let first = home.ok(skip).id().to_owned();
+    let again = home.ok(skip);
+    assert_eq!(again.id(), first, "{again:?}");
+    assert_eq!(
+        home.ok(["snapshot", "web", "--skip-unchanged"]).id(),
+        first,
+        "it has the files too"
+    );
+    home.sh("web", "sleep infinity >/dev/null 2>&1 </dev/null &");
+    assert_ne!(home.ok(skip).id(), first, "something else runs");
+}

@@ -260,12 +260,12 @@ impl Inner {
     ) -> Result<Work> {
         let sandbox = self.catalog.sandbox(sandbox.id).await?;
         let since = match request.skip_unchanged {
-            true => self.same_but_for_files(driver, &sandbox, request).await?,
+            true => self.same_but_for_content(driver, &sandbox, request).await?,
             false => None,
         };
         let live = driver.attach(sandbox.id).await?;
         self.run_hook(HookPoint::BeforeSnapshot, live.as_ref(), id).await?;
-        let sealed = seal(live.as_ref(), id, request, since).await;
+        let sealed = seal(live.as_ref(), id, request, since.as_ref()).await;
         let (sealed, files_alone) = match sealed {
             Err(err) if request.or_files && is_about_the_kind(&err) => {
                 let request = SnapshotRequest { kind: SnapshotKind::Files, ..request.clone() };
@@ -275,7 +275,7 @@ impl Inner {
         };
         let Some(mut artifact) = sealed else {
             // There is one whenever there is nothing to seal.
-            return since.map(Work::Unchanged).ok_or_else(|| {
+            return since.map(|since| Work::Unchanged(since.snapshot)).ok_or_else(|| {
                 Error::new(ErrorKind::Internal, "nothing was sealed, and nothing was there")
             });
         };
@@ -285,16 +285,17 @@ impl Inner {
         Ok(Work::Sealed(Box::new(Sealed { sandbox, artifact, files_alone })))
     }
 
-    /// The snapshot that the sandbox stands on, if it would do for this request unless a file has
-    /// changed. Processes and memory always change, and a deleted snapshot holds nothing.
-    async fn same_but_for_files(
+    /// The snapshot that the sandbox stands on, if it would do for this request unless something in it has
+    /// changed. A deleted snapshot holds nothing.
+    async fn same_but_for_content(
         &self,
         driver: &dyn Driver,
         sandbox: &SandboxRecord,
         request: &SnapshotRequest,
-    ) -> Result<Option<SnapshotId>> {
-        let of_files = request.kind == SnapshotKind::Files && !request.volatile;
-        let Some(head) = sandbox.head.filter(|_| of_files) else { return Ok(None) };
+    ) -> Result<Option<Artifact>> {
+        // Which connections were closed in it, or what was in memory alone, a snapshot does not tell.
+        let plain = !request.volatile && !request.close_connections;
+        let Some(head) = sandbox.head.filter(|_| plain) else { return Ok(None) };
         let found = match self.catalog.snapshot(head).await {
             Err(CatalogError::SnapshotMissing { .. }) => return Ok(None),
             found => found?,
@@ -310,7 +311,7 @@ impl Inner {
             None => true,
             state => self.catalog.agent_state(head).await? == *state,
         };
-        Ok(same.then_some(head))
+        Ok(same.then_some(found.artifact))
     }
 
     /// Closes an operation that has changed nothing, and is not to.
@@ -329,7 +330,9 @@ fn would_do(there: &SnapshotRecord, request: &SnapshotRequest) -> bool {
         (Some(_), None) => there.pinned,
         (Some(end), Some(wanted)) => there.pinned || end >= wanted,
     };
-    request.name.is_none() && (there.pinned || !request.pinned) && lasts
+    // One with processes has the files too.
+    let keeps = there.kind == request.kind || there.kind == SnapshotKind::Full;
+    keeps && request.name.is_none() && (there.pinned || !request.pinned) && lasts
 }
 
 /// What became of a sandbox that was looked at.
@@ -366,7 +369,7 @@ async fn seal(
     sandbox: &dyn Sandbox,
     id: SnapshotId,
     request: &SnapshotRequest,
-    since: Option<SnapshotId>,
+    since: Option<&Artifact>,
 ) -> DriverResult<Option<Artifact>> {
     let mut paused = sandbox.pause(request.kind).await?;
     let unchanged = match since {

@@ -140,8 +140,8 @@ impl PausedSandbox for FakeSandbox {
         self.state().seal(self.id, snapshot)
     }
 
-    async fn is_unchanged(&mut self, since: SnapshotId) -> DriverResult<bool> {
-        self.state().is_unchanged(self.id, since)
+    async fn is_unchanged(&mut self, since: &Artifact) -> DriverResult<bool> {
+        self.state().is_unchanged(self.id, since.snapshot)
     }
 
     async fn resume(self: Box<Self>) -> DriverResult<()> {

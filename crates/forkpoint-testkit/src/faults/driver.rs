@@ -298,7 +298,7 @@ impl PausedSandbox for FaultyPaused {
         self.inner.close_connections().await
     }
 
-    async fn is_unchanged(&mut self, since: SnapshotId) -> DriverResult<bool> {
+    async fn is_unchanged(&mut self, since: &Artifact) -> DriverResult<bool> {
         self.place.call("compare", self.inner.is_unchanged(since)).await
     }
 

@@ -57,8 +57,8 @@ impl Sandbox for DockerSandbox {
     async fn pause(&self, kind: SnapshotKind) -> DriverResult<Box<dyn PausedSandbox>> {
         let (container, turn) = self.host.hold_still(self.id, self.seen.as_deref(), kind).await?;
         let host = Arc::clone(&self.host);
-        let volatile = false;
-        Ok(Box::new(PausedContainer { host, id: self.id, container, volatile, _turn: turn }))
+        let (id, volatile) = (self.id, false);
+        Ok(Box::new(PausedContainer { host, id, kind, container, volatile, _turn: turn }))
     }
 }
 
@@ -66,6 +66,7 @@ impl Sandbox for DockerSandbox {
 struct PausedContainer {
     host: Arc<Host>,
     id: SandboxId,
+    kind: SnapshotKind,
     container: Container,
     /// Whether a seal keeps what is in memory too.
     volatile: bool,
@@ -86,8 +87,12 @@ impl PausedSandbox for PausedContainer {
         Ok(())
     }
 
-    async fn is_unchanged(&mut self, since: SnapshotId) -> DriverResult<bool> {
-        self.host.is_unchanged(self.id, since).await
+    async fn is_unchanged(&mut self, since: &Artifact) -> DriverResult<bool> {
+        match self.kind {
+            SnapshotKind::Files => self.host.is_unchanged(self.id, since.snapshot).await,
+            // Nobody compares what CRIU has written.
+            SnapshotKind::Full => Ok(false),
+        }
     }
 
     async fn resume(self: Box<Self>) -> DriverResult<()> {

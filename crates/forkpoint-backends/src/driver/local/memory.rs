@@ -35,6 +35,7 @@ use crate::layer::LayerName;
 
 pub(super) mod back;
 pub(super) mod merge;
+mod same;
 mod since;
 
 const PIECE: &str = "memory-";

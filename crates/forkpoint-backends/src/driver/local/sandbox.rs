@@ -335,9 +335,14 @@ impl PausedSandbox for Paused {
         Ok(())
     }
 
-    async fn is_unchanged(&mut self, since: SnapshotId) -> DriverResult<bool> {
-        let (host, id) = (Arc::clone(&self.host), self.id);
-        blocking(move || host.is_unchanged(id, since)).await
+    async fn is_unchanged(&mut self, since: &Artifact) -> DriverResult<bool> {
+        let (host, id, kind) = (Arc::clone(&self.host), self.id, self.kind);
+        let since = since.clone();
+        blocking(move || match kind {
+            SnapshotKind::Files => host.is_unchanged(id, since.snapshot),
+            SnapshotKind::Full => host.is_wholly_unchanged(id, &since),
+        })
+        .await
     }
 
     async fn resume(self: Box<Self>) -> DriverResult<()> {

@@ -47,7 +47,7 @@ const OF_A_VOLUME: [&str; 7] = [
 
 async fn is_unchanged(sandbox: &dyn Sandbox, since: SnapshotId) -> bool {
     let mut paused = sandbox.pause(forkpoint_core::driver::SnapshotKind::Files).await.unwrap();
-    let unchanged = paused.is_unchanged(since).await;
+    let unchanged = paused.is_unchanged(&crate::artifact_of(since)).await;
     paused.resume().await.unwrap();
     unchanged.unwrap()
 }

@@ -10,7 +10,7 @@ use std::{
 
 use forkpoint_core::driver::Leaves;
 use rustix::{
-    fs::{Mode, OFlags, openat},
+    fs::{CWD, FileType, Mode, OFlags, fstat, openat},
     pipe::{PipeFlags, pipe_with},
     process::{Pid, chdir, setsid},
     pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt},
@@ -144,7 +144,7 @@ fn tell(told: OwnedFd, failure: &ExecFailure) -> ! {
 }
 
 enum Streams {
-    /// Without a standard input it is init's: the sandbox's `/dev/null`.
+    /// Without a standard input it is the sandbox's `/dev/null`.
     Pipes(Option<OwnedFd>, [OwnedFd; 2]),
     Terminal(OwnedFd),
 }
@@ -157,10 +157,11 @@ fn pipes(mut fds: Vec<OwnedFd>) -> io::Result<Streams> {
     }
 }
 
-/// From the sandbox's own terminals, without asking a path that somebody inside could change.
+/// From the sandbox's own terminals. `terminals` are those of the root that it had at first.
 fn open_terminal(terminals: &OwnedFd, size: (u16, u16)) -> io::Result<(OwnedFd, OwnedFd)> {
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let master = openat(terminals, "ptmx", flags, Mode::empty())?;
+    let now = open_terminals(terminals);
+    let master = openat(now.as_ref().unwrap_or(terminals), "ptmx", flags, Mode::empty())?;
     unlockpt(&master)?;
     let (ws_row, ws_col) = size;
     tcsetwinsize(&master, Winsize { ws_row, ws_col, ws_xpixel: 0, ws_ypixel: 0 })?;
@@ -169,11 +170,20 @@ fn open_terminal(terminals: &OwnedFd, size: (u16, u16)) -> io::Result<(OwnedFd, 
     Ok((master, slave))
 }
 
+/// The same as they are mounted now, for the reason that [`open_null`] has. A path could lead anywhere: what it leads to must be the
+/// same file system.
+fn open_terminals(terminals: &OwnedFd) -> Option<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let now = openat(CWD, "/dev/pts", flags, Mode::empty()).ok()?;
+    let (now_stat, then) = (fstat(&now).ok()?, fstat(terminals).ok()?);
+    (now_stat.st_dev == then.st_dev && now_stat.st_ino == then.st_ino).then_some(now)
+}
+
 fn run(request: &ExecRequest, streams: Streams) -> Result<std::convert::Infallible, ExecFailure> {
     sys::restore_signals();
     setsid().at(ExecStage::Start)?;
     let (stdin, [stdout, stderr]) = match streams {
-        Streams::Pipes(stdin, fds) => (stdin, fds),
+        Streams::Pipes(stdin, fds) => (stdin.or_else(open_null), fds),
         Streams::Terminal(slave) => {
             sys::take_terminal(&slave).at(ExecStage::Terminal)?;
             // The group of a terminal may not exist inside.
@@ -206,6 +216,19 @@ fn run(request: &ExecRequest, streams: Streams) -> Result<std::convert::Infallib
         }
     }
     Err(refused).at(ExecStage::Command)
+}
+
+/// As it is now: what init has open is of the root that the sandbox had at first, and a seal puts another in its
+/// place. From outside, nobody could tell what such a descriptor is. If somebody inside moved it away, init's will do.
+fn open_null() -> Option<OwnedFd> {
+    let flags =
+        OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let null = openat(CWD, "/dev/null", flags, Mode::empty()).ok()?;
+    let stat = fstat(&null).ok()?;
+    let is_null = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+        && stat.st_rdev == rustix::fs::makedev(1, 3);
+    rustix::fs::fcntl_setfl(&null, OFlags::RDWR).ok()?;
+    is_null.then_some(null)
 }
 
 fn to_c(text: &Text) -> io::Result<CString> {

@@ -30,7 +30,7 @@ const IMAGES_MAX: usize = 64;
 /// Up to so much memory, all of it is kept each time: that takes no longer than to find out what was written, and a
 /// restore has one image to look into. Above, the first snapshot copies while the processes run, and once more
 /// what they write meanwhile.
-const SMALL: u64 = 16 << 20;
+pub(super) const SMALL: u64 = 16 << 20;
 
 /// What a new image can lie over.
 #[derive(Debug, Default)]
