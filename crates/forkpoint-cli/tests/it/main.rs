@@ -28,4 +28,5 @@ mod templates;
 mod terminal;
 mod told;
 mod unchanged;
+mod ways_out;
 mod workspace;
