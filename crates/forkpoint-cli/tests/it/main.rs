@@ -20,6 +20,7 @@ mod killed;
 mod leftovers;
 mod looks;
 mod notes;
+mod restarted;
 mod sandboxes;
 mod servers;
 mod snapshots;
