@@ -59,7 +59,8 @@ pub(crate) struct SnapshotArgs {
     pub(crate) tmpfs: bool,
 
     /// Take nothing if nothing changed since its last snapshot and that one is as durable, pinned and
-    /// lasting; prints its id. With --name, one is taken
+    /// lasting; prints its id. With --name, one is taken, and with --full too: what runs always
+    /// counts as changed
     #[arg(long)]
     pub(crate) skip_unchanged: bool,
 
