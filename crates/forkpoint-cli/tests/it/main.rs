@@ -10,6 +10,7 @@ mod docker;
 mod documents;
 mod errors;
 mod full;
+mod full_disk;
 mod guides;
 mod harness;
 mod help;
