@@ -152,5 +152,17 @@ pub fn machine() -> String {
     let kernel = read("/proc/sys/kernel/osrelease");
     let load = read("/proc/loadavg");
     let load = load.split(' ').next().unwrap_or_default();
-    format!("{cores} cores, Linux {kernel}, load {load} at the start")
+    let processor = field(&read("/proc/cpuinfo"), "model name");
+    let memory = field(&read("/proc/meminfo"), "MemTotal");
+    let memory = memory.split(' ').next().and_then(|kilobytes| kilobytes.parse::<f64>().ok());
+    let memory = memory.unwrap_or_default() / f64::from(1 << 20);
+    format!(
+        "{cores} cores ({processor}), {memory:.1} GiB, Linux {kernel}, load {load} at the start"
+    )
+}
+
+/// What stands behind the first of these.
+fn field(text: &str, name: &str) -> String {
+    let line = text.lines().find(|line| line.starts_with(name)).unwrap_or_default();
+    line.split_once(':').map_or("", |(_, value)| value).trim().to_owned()
 }

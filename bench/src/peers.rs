@@ -286,7 +286,7 @@ impl Runc {
         let directory = ground.directory();
         make_tree(&directory.path().join("rootfs"))?;
         let runc = Self { directory, next: 0.into() };
-        runc.write_bundle("bundle", &["/bin/sleep", "100000"])?;
+        runc.write_bundle("bundle", &["/bin/sleep", "100000"], false)?;
         let (_, id) = runc.try_run("bundle")?;
         runc.remove(&id);
         Ok(runc)
@@ -307,7 +307,7 @@ impl Runc {
     }
 
     /// All have the same root file system.
-    fn write_bundle(&self, name: &str, program: &[&str]) -> io::Result<()> {
+    fn write_bundle(&self, name: &str, program: &[&str], with_usr: bool) -> io::Result<()> {
         let (bundle, config) = (self.bundle(name), self.bundle(name).join("config.json"));
         fs::create_dir_all(&bundle)?;
         if !config.exists() {
@@ -317,6 +317,13 @@ impl Runc {
         said["process"]["terminal"] = json!(false);
         said["process"]["args"] = json!(program);
         said["root"] = json!({ "path": self.rootfs(), "readonly": false });
+        if let Some(mounts) = said["mounts"].as_array_mut() {
+            mounts.retain(|mount| mount["destination"] != "/usr");
+            mounts.extend(with_usr.then(|| {
+                let options = ["rbind", "ro"];
+                json!({ "destination": "/usr", "type": "bind", "source": "/usr", "options": options })
+            }));
+        }
         fs::write(&config, serde_json::to_vec(&said)?)
     }
 
@@ -345,16 +352,17 @@ impl Runc {
     }
 
     /// Captures a script of bash with CRIU into `images`, which ends it, and brings it back. It tells by `/root/count`
-    /// that it runs.
+    /// that it runs. Where it needs more than a shell, it has this machine's `/usr`.
     pub fn checkpoint_and_restore(
         &self,
         script: &str,
+        with_usr: bool,
         images: &Path,
     ) -> io::Result<(Duration, Duration)> {
         for name in ["bash", "mkfifo"] {
             add_program(&self.rootfs(), name)?;
         }
-        self.write_bundle("script", &["/bin/bash", "-c", script])?;
+        self.write_bundle("script", &["/bin/bash", "-c", script], with_usr)?;
         let home = self.rootfs().join("root");
         fs::remove_dir_all(&home).and_then(|()| fs::create_dir(&home))?;
         let (_, id) = self.try_run("script")?;
@@ -383,9 +391,10 @@ impl Runc {
     /// Until the script says something else than it did.
     fn wait_for_count(&self, id: &str) -> io::Result<()> {
         const PATIENCE: Duration = Duration::from_secs(10);
-        let count = || fs::read_to_string(self.rootfs().join("root/count")).unwrap_or_default();
+        let count = self.rootfs().join("root/count");
+        let count = || fs::metadata(&count).and_then(|file| file.modified()).ok();
         let (before, start) = (count(), Instant::now());
-        while count() == before || count().is_empty() {
+        while count() == before {
             if start.elapsed() > PATIENCE {
                 return Err(io::Error::other(format!("`{id}` does not run")));
             }

@@ -283,7 +283,7 @@ fn criu(peers: &Peers, ground: &Ground, rounds: usize) -> Vec<Row> {
     let (mut dumps, mut restores) = (Samples::default(), Samples::default());
     for _ in 0..rounds.min(10) {
         let dir = ground.directory();
-        match runc.checkpoint_and_restore(&script, dir.path()) {
+        match runc.checkpoint_and_restore(&script, false, dir.path()) {
             Ok((dump, restore)) => {
                 dumps.add(dump);
                 restores.add(restore);

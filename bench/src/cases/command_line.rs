@@ -15,7 +15,8 @@ use crate::{
 };
 
 const TARGET_MS: f64 = 5.0;
-const VERBS: [&str; 4] = ["create", "exec", "snapshot --no-sync", "rollback"];
+const COUNT: usize = 6;
+const VERBS: [&str; COUNT] = ["create", "exec", "snapshot --no-sync", "rollback", "fork", "rm"];
 
 pub(super) fn added(bench: &Bench<'_>) -> Vec<Row> {
     let what = |verb: &str| format!("added by a process: `forkpoint {verb}`");
@@ -28,14 +29,18 @@ pub(super) fn added(bench: &Bench<'_>) -> Vec<Row> {
         return VERBS.map(|verb| Row::missing(what(verb), err.clone())).into();
     }
     let product = bench.product();
-    let mut ours = [const { Samples(Vec::new()) }; 4];
-    let mut whole = [const { Samples(Vec::new()) }; 4];
+    let mut ours = [const { Samples(Vec::new()) }; COUNT];
+    let mut whole = [const { Samples(Vec::new()) }; COUNT];
     for _ in 0..bench.rounds(30, 3) {
         let (create, id) = product.create(Limits::None);
         let exec = product.exec(&id);
-        let (snapshot, _) = product.snapshot(&id, false);
-        let inside = [create, exec, snapshot, product.rollback(&id)];
-        product.destroy(&id);
+        let (snapshot, kept) = product.snapshot(&id, false);
+        let rollback = product.rollback(&id);
+        let (fork, copies) = product.fork(&kept, 1);
+        for copy in &copies {
+            product.destroy(copy);
+        }
+        let inside = [create, exec, snapshot, rollback, fork, product.destroy(&id)];
         ours.iter_mut().zip(inside).for_each(|(samples, time)| samples.add(time));
         match cli.round() {
             Ok(times) => {
@@ -52,7 +57,8 @@ pub(super) fn added(bench: &Bench<'_>) -> Vec<Row> {
     .collect()
 }
 
-pub(super) const NOT_THERE: &str = "the program `forkpoint` is not there";
+pub(super) const NOT_THERE: &str =
+    "the program `forkpoint` is not there: `cargo build --release -p forkpoint-cli` makes it";
 
 /// The program, on a data directory of its own.
 pub(super) struct CommandLine {
@@ -77,16 +83,19 @@ impl CommandLine {
     }
 
     /// One of each, in the order of [`VERBS`].
-    fn round(&self) -> Result<[Duration; 4], String> {
+    fn round(&self) -> Result<[Duration; COUNT], String> {
         let (create, id) = self.call(&["create"])?;
         let times = || {
             let (exec, _) = self.call(&["exec", &id, "--", "true"])?;
-            let (snapshot, _) = self.call(&["snapshot", "--no-sync", &id])?;
+            let (snapshot, kept) = self.call(&["snapshot", "--no-sync", &id])?;
             let (rollback, _) = self.call(&["rollback", &id])?;
-            Ok([create, exec, snapshot, rollback])
+            let (fork, copy) = self.call(&["fork", &kept])?;
+            self.call(&["rm", "--force", &copy])?;
+            Ok([create, exec, snapshot, rollback, fork])
         };
-        let times = times();
-        let removed = self.call(&["rm", "--force", &id]);
-        times.and_then(|times| removed.map(|_| times))
+        let times: Result<[Duration; COUNT - 1], String> = times();
+        let (rm, _) = self.call(&["rm", "--force", &id])?;
+        let [create, exec, snapshot, rollback, fork] = times?;
+        Ok([create, exec, snapshot, rollback, fork, rm])
     }
 }

@@ -209,10 +209,11 @@ pub(super) fn small(bench: &Bench<'_>) -> Vec<Row> {
             ready.clone(),
         );
         rows.push(row.at_most(SMALL.restore));
-        let [checkpoint, restore] = by_runc(bench, script);
-        rows.push(times(&checkpoint, what, &whole.snapshot));
-        rows.push(times(&restore, what, &whole.restore));
-        rows.push(times(&restore, &format!("{what}, with sandboxes kept ready"), &ready));
+        let [checkpoint, restore] = by_runc(bench, script, false);
+        rows.push(times(&checkpoint, what, &whole.snapshot, Some(30.0)));
+        rows.push(times(&restore, what, &whole.restore, Some(30.0)));
+        let what = format!("{what}, with sandboxes kept ready");
+        rows.push(times(&restore, &what, &ready, Some(30.0)));
     }
     rows
 }
@@ -229,12 +230,13 @@ fn restores_kept_ready(bench: &Bench<'_>, what: &str, script: &str) -> Samples {
 }
 
 /// A checkpoint and a restore of the same script.
-fn by_runc<'a>(bench: &'a Bench<'_>, script: &str) -> [Rival<'a>; 2] {
+fn by_runc<'a>(bench: &'a Bench<'_>, script: &str, with_usr: bool) -> [Rival<'a>; 2] {
     let mut rivals =
         ["runc checkpoint", "runc restore"].map(|what| Rival::new(what, &bench.peers.runc));
     if let Ok(runc) = &bench.peers.runc {
         for _ in 0..bench.rounds(9, 1) {
-            match runc.checkpoint_and_restore(script, bench.ground.directory().path()) {
+            let images = bench.ground.directory();
+            match runc.checkpoint_and_restore(script, with_usr, images.path()) {
                 Ok((dump, restore)) => {
                     rivals[0].samples.add(dump);
                     rivals[1].samples.add(restore);
@@ -249,14 +251,15 @@ fn by_runc<'a>(bench: &'a Bench<'_>, script: &str) -> [Rival<'a>; 2] {
     rivals
 }
 
-fn times(rival: &Rival<'_>, what: &str, ours: &Samples) -> Row {
+fn times(rival: &Rival<'_>, what: &str, ours: &Samples, least: Option<f64>) -> Row {
     let name = format!("times `{}`: {what}", rival.what);
     match rival.missing {
         Some(why) => Row::missing(name, why),
         None if rival.samples.0.is_empty() => Row::missing(name, "it failed"),
         None => {
             let times = ours.times_in(&rival.samples);
-            let row = Row::new(name, Unit::Times, times).at_least(30.0);
+            let row = Row::new(name, Unit::Times, times);
+            let row = Row { target: least.map(Target::AtLeast), ..row };
             row.with("ours", ours.clone()).with(rival.what, rival.samples.clone())
         }
     }
@@ -264,8 +267,12 @@ fn times(rival: &Rival<'_>, what: &str, ours: &Samples) -> Row {
 
 pub(super) fn python(bench: &Bench<'_>) -> Vec<Row> {
     let running = Running::python(bench, 200);
-    let (mut rows, _) = running.all(Some(&LARGE), || running.write(256));
+    let (mut rows, whole) = running.all(Some(&LARGE), || running.write(256));
+    let what = running.what.clone();
     drop(running);
+    let [checkpoint, restore] = by_runc(bench, &python_script(200, BUSY), true);
+    rows.push(times(&checkpoint, &what, &whole.snapshot, None));
+    rows.push(times(&restore, &what, &whole.restore, None));
     for megabytes in [64, 200] {
         let running = Running::python(bench, megabytes);
         running.pauses(1, || {});

@@ -128,7 +128,7 @@ impl Several {
         let failure = Failure::new(error, about);
         self.worst = self.worst.max(failure.exit_code());
         if !app.out.json {
-            let hint = crate::hint::hint(&failure, Some(&app.engine)).await;
+            let hint = crate::hint::hint(&failure, Some(app)).await;
             failure.print(&app.out, hint.as_deref());
         }
         let error = failure.error.chain().to_string();

@@ -94,7 +94,7 @@ impl Failure {
         }
         say(&format!("{}: {}", out.paint_err.red("error"), clean(&message)));
         if let Some(hint) = hint {
-            say(&format!("{}: {}", out.paint_err.cyan("hint"), clean(hint)));
+            out.hint(hint);
         }
     }
 }

@@ -2,25 +2,34 @@
 //!
 //! A hint follows from facts, asked for anew, and not from the words of a message.
 
-use std::ffi::OsString;
+use std::{error::Error as StdError, ffi::OsString, io, path::Path};
 
 use clap::error::{ContextKind, ErrorKind as UsageError};
 use forkpoint_core::{
-    Engine, ErrorKind,
+    Engine, Error, ErrorKind,
     catalog::{SandboxQuery, SnapshotQuery},
     driver::SandboxState,
     engine::SandboxView,
 };
 
-use crate::fail::{About, Failure};
+use crate::{
+    app::App,
+    fail::{About, Failure},
+};
+
+/// With less room than this, a disk is full for whoever wants to keep something on it.
+const LITTLE_BYTES: u64 = 1 << 20;
 
 /// Among how many names the nearest is looked for.
 const LOOK_AT: usize = 1000;
 
-pub(crate) async fn hint(failure: &Failure, engine: Option<&Engine>) -> Option<String> {
-    let about = &failure.about;
+pub(crate) async fn hint(failure: &Failure, app: Option<&App>) -> Option<String> {
+    let (about, engine) = (&failure.about, app.map(|app| &app.engine));
     if failure.error.busy_with().is_some() {
         return Some("wait for the other operation with `--wait 10s`".to_owned());
+    }
+    if let Some(hint) = no_room(&failure.error, app) {
+        return Some(hint);
     }
     match (failure.error.kind(), engine) {
         (kind, _) if matches!(about, About::Config) => about_config(kind),
@@ -37,6 +46,41 @@ pub(crate) async fn hint(failure: &Failure, engine: Option<&Engine>) -> Option<S
         (ErrorKind::Unavailable, None) if matches!(about, About::New { .. }) => unsupported(about),
         _ => None,
     }
+}
+
+/// A disk that is full keeps `prune` and `delete` from beginning too.
+pub(crate) fn no_room(error: &Error, app: Option<&App>) -> Option<String> {
+    if error.kind() != ErrorKind::Unavailable {
+        return None;
+    }
+    let is_full = |data: &&Path| left_bytes(data).is_some_and(|left| left < LITTLE_BYTES);
+    if let Some(data) = app.map(|app| app.data.as_path()).filter(is_full) {
+        return Some(format!(
+            "the disk of `{}` is full: free some room there; then `forkpoint prune` and `forkpoint delete` give back more",
+            data.display()
+        ));
+    }
+    says_no_room(error).then(|| {
+        "no room is left where this was to be written: free some, or give it less".to_owned()
+    })
+}
+
+/// What is left for others than root, as it is for a data directory of anybody.
+fn left_bytes(place: &Path) -> Option<u64> {
+    let room = rustix::fs::statvfs(place).ok()?;
+    Some(room.f_bavail.saturating_mul(room.f_frsize))
+}
+
+fn says_no_room(error: &(dyn StdError + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let kind = error.downcast_ref::<io::Error>().map(io::Error::kind);
+        if matches!(kind, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 /// `exec web ls` is what people try first.

@@ -132,7 +132,7 @@ fn settled(cli: &Cli) -> Result<(Config, PathBuf), Failure> {
 }
 
 async fn tell(failure: &Failure, out: &Output, app: Option<&App>) -> Exit {
-    let hint = hint::hint(failure, app.map(|app| &app.engine)).await;
+    let hint = hint::hint(failure, app).await;
     failure.print(out, hint.as_deref());
     Exit(failure.exit_code())
 }

@@ -90,6 +90,11 @@ impl Output {
         let text = clean(&text.to_string());
         say(&format!("{}: {text}", self.paint_err.yellow("warning")));
     }
+
+    /// What can be done about what was told before.
+    pub(crate) fn hint(&self, text: &str) {
+        say(&format!("{}: {}", self.paint_err.cyan("hint"), clean(text)));
+    }
 }
 
 /// Keys and what they stand for, one below the other.

@@ -28,6 +28,7 @@ mod in_place;
 mod limits;
 mod looks;
 mod postgres;
+mod programs;
 mod rights;
 mod scene;
 mod seals;

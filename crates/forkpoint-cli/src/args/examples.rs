@@ -217,6 +217,9 @@ Examples:
   forkpoint log
   forkpoint log web
 
+● is a snapshot of files, ◆ a full one, with processes and memory. ◀ names the sandboxes that stand
+on it.
+
 JSON: {\"snapshots\": [{\"id\", \"name\", \"parent\", \"depth\", \"sandbox\", \"sandbox_name\", \"kind\",
 \"trigger\", \"description\", \"own_bytes\", \"created\", \"deleted\", \"here\": [SANDBOX ID]}]}, each parent
 before its children";

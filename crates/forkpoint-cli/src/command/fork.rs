@@ -18,6 +18,7 @@ use crate::{
     app::App,
     args::ForkArgs,
     fail::{About, Failure},
+    hint::no_room,
 };
 
 #[derive(Serialize)]
@@ -101,6 +102,10 @@ fn tell(app: &App, args: &ForkArgs, forked: &Forked, drift: Vec<DriftJson>) -> O
     }
     for copy in &failed {
         app.out.warn(copy.error.as_deref().unwrap_or_default());
+    }
+    let mut errors = forked.children.iter().filter_map(|child| child.result.as_ref().err());
+    if let Some(hint) = errors.find_map(|err| no_room(err, Some(app))) {
+        app.out.hint(&hint);
     }
     let (made, of) = (sandboxes.len(), forked.children.len());
     app.out.note(format!("made {made} of {of} copies of `{}`", args.source));

@@ -86,6 +86,7 @@ fn table(app: &App, snapshots: &[SnapshotRecord]) -> String {
     let mut table = Table::new([
         Column::Shrinks("NAME"),
         Column::Shrinks("SANDBOX"),
+        Column::Whole("KIND"),
         Column::Whole("TRIGGER"),
         Column::Number("SIZE"),
         Column::Number("AGE"),
@@ -97,6 +98,7 @@ fn table(app: &App, snapshots: &[SnapshotRecord]) -> String {
         table.add([
             snapshot.name.to_string(),
             sandbox.map_or_else(|| snapshot.sandbox.to_string(), ToString::to_string),
+            snapshot.kind.to_string(),
             snapshot.trigger.to_string(),
             counted(snapshot, snapshot.own_bytes),
             age(snapshot.created, now),

@@ -1,6 +1,7 @@
 //! Several command lines at once, on one sandbox and on many.
 
 use std::{
+    collections::BTreeSet,
     io::{BufRead as _, BufReader},
     process::Child,
 };
@@ -94,6 +95,92 @@ fn a_killed_command_line_leaves_nothing_in_the_way() {
     home.ok(["snapshot", "web", "--name", "after", "--wait", "10s"]);
     home.ok(["rollback", "web", "after"]);
     assert_eq!(home.sh("web", "cat /srv/file"), "alive\n");
+}
+
+/// Two files that are always written together, so that what is half of one moment and half of another shows.
+fn pair(home: &Home, sandbox: &str) -> String {
+    let text = home.sh(sandbox, "cat /srv/a; cat /srv/b");
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines.len() == 2 && lines[0] == lines[1], "{sandbox}: {text}");
+    lines[0].to_owned()
+}
+
+/// Every verb that changes a sandbox, several times each, in an order that nobody knows.
+fn storm(home: &Home, rounds: usize, last: &[&[&str]]) -> Vec<(String, Run)> {
+    let verbs = [
+        "snapshot web --name s{}",
+        "rollback web base",
+        "fork web --name f{}",
+        "stop web",
+        "snapshot web --full=auto --name a{}",
+        "start web",
+        "rollback web full",
+        "fork base -n 2 --name b{}",
+        "start web",
+    ];
+    let mut started = Vec::new();
+    for round in 0..rounds {
+        for verb in verbs {
+            let verb = verb.replace("{}", &round.to_string());
+            let args: Vec<&str> = verb.split(' ').chain(["--wait", "5m"]).collect();
+            started.push((verb.clone(), home.start(&args)));
+        }
+    }
+    started.extend(last.iter().map(|args| (args.join(" "), home.start(args.iter().copied()))));
+    started.into_iter().map(|(verb, child)| (verb, ended(child))).collect()
+}
+
+fn with_two_snapshots() -> Home {
+    let home = Home::with_web();
+    home.sh("web", "echo base | tee /srv/a > /srv/b");
+    home.ok(["snapshot", "web", "--name", "base"]);
+    home.sh("web", "echo full | tee /srv/a > /srv/b; sleep 100000 > /dev/null 2>&1 < /dev/null &");
+    home.ok(["snapshot", "web", "--full", "--name", "full"]);
+    home
+}
+
+/// What the catalog knows is there, and all of it is whole.
+fn assert_whole(home: &Home) {
+    let known = home.ok(["ps", "-q"]).stdout;
+    assert_eq!(known.lines().map(str::to_owned).collect::<BTreeSet<_>>(), home.sandboxes());
+    for id in known.lines() {
+        let text = pair(home, id);
+        assert!(["base", "full"].contains(&text.as_str()), "{text}");
+    }
+    for id in home.ok(["list", "-q"]).stdout.lines() {
+        let copy = home.ok(["restore", id]).id().to_owned();
+        pair(home, &copy);
+        home.ok(["rm", "--force", &copy]);
+    }
+}
+
+#[test]
+fn a_storm_of_all_verbs_on_one_sandbox_takes_turns() {
+    let home = with_two_snapshots();
+    for (verb, run) in storm(&home, 3, &[]) {
+        assert_eq!(run.code, Some(0), "{verb}: {run:?}");
+    }
+    home.ok(["start", "web"]);
+    assert_whole(&home);
+    assert_eq!(
+        home.ok(["list", "-q"]).stdout.lines().count(),
+        2 + 3 * 3,
+        "a fork keeps what it forks"
+    );
+    assert_eq!(home.ok(["ps", "-q"]).stdout.lines().count(), 1 + 3 * 3);
+}
+
+#[test]
+fn a_storm_in_which_the_sandbox_goes_leaves_what_was_kept() {
+    let home = with_two_snapshots();
+    for (verb, run) in storm(&home, 2, &[&["rm", "--force", "web", "--wait", "5m"]]) {
+        // Gone before its turn came, or while it was looked for.
+        assert!(matches!(run.code, Some(0 | 3)), "{verb}: {run:?}");
+    }
+    let names = home.ok(["ps", "--json"]).json();
+    let names = names["sandboxes"].as_array().unwrap().iter().map(|each| each["name"].clone());
+    assert!(!names.into_iter().any(|name| name == "web"), "it is gone");
+    assert_whole(&home);
 }
 
 #[test]

@@ -22,6 +22,11 @@ fn what_runs_is_told_and_goes_on_in_a_copy() {
     assert_eq!(shown["processes"][0]["name"], json!("sleep"), "{shown}");
     let told = home.ok(["show", "whole"]).stdout;
     assert!(told.contains("sleep, "), "{told}");
+    home.ok(["snapshot", "web", "--name", "files"]);
+    let drawn = home.ok(["log"]).stdout;
+    assert!(drawn.contains("◆ whole ") && drawn.contains("● files "), "{drawn}");
+    let listed = home.ok(["list"]).stdout;
+    assert!(listed.contains("  full   manual") && listed.contains("  files  manual"), "{listed}");
     home.ok(["restore", "whole", "--name", "copy"]);
     assert_eq!(home.sh("copy", "pgrep -x sleep | wc -l").trim(), "1");
 }

@@ -7,6 +7,8 @@ use serde_json::Value;
 
 use crate::harness::{Home, ended as ended_run, until, wait_until};
 
+mod busy;
+
 /// Between two moments, at first. Later ones lie further apart, so that a verb that takes long on a busy
 /// machine is not tried a thousand times.
 const STEP: Duration = Duration::from_micros(400);

@@ -118,6 +118,8 @@ impl OperationKind {
     pub const fn when_left_open(&self) -> &'static str {
         match self {
             Self::Destroy { .. } => "finished",
+            // The driver is asked whether the sandbox went back.
+            Self::Rollback { .. } => "finished or undone",
             // Done or not: whether the sandbox runs is for its driver to say.
             Self::Switch { .. } => "closed",
             _ => "undone",

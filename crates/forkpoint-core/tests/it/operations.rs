@@ -514,6 +514,22 @@ fn a_rollback_that_nobody_waits_for_is_not_done_later() {
     assert!(files.contains_key(Path::new("/srv")), "a snapshot rolled back what it should save");
 }
 
+/// Whether the sandbox went back is for its driver to say.
+#[test]
+fn a_rollback_that_cannot_be_closed_is_not_told_as_undone() {
+    let world = fixed();
+    world.faults.arm(FaultPlan::new(world.next_process(), 4, Fault::Outage));
+    let err = world.run(|engine| async move {
+        let request = RollbackRequest { to: Some("one".into()), ..RollbackRequest::new("web") };
+        engine.rollback(request).await.map(drop).unwrap_err()
+    });
+    let text = err.chain().to_string();
+    assert!(text.contains("is left open, and will be finished or undone by recovery"), "{text}");
+    world.faults.disarm();
+    world.run(|engine| async move { drop(engine.recover().await.unwrap()) });
+    assert_eq!(world.broken_invariants(), Vec::<String>::new());
+}
+
 #[test]
 fn what_cannot_be_finished_is_told() {
     let world = fixed();

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use forkpoint_core::{
     Timestamp,
+    driver::SnapshotKind,
     id::SnapshotId,
     lineage::{LineageNode, LineageRow},
     trigger::Trigger,
@@ -113,13 +114,14 @@ fn rails(rows: &[LineageRow]) -> Vec<String> {
         below.truncate(row.depth);
         let parent = below.last().cloned();
         let siblings = row.node.parent.and_then(|id| children.get(&id)).copied().unwrap_or(1);
+        let dot = dot(row.node.kind);
         let (rail, next) = match parent {
-            None => ("● ".to_owned(), String::new()),
+            None => (format!("{dot} "), String::new()),
             Some(before) if siblings == 1 || before.chars().count() / 3 >= DEEPEST => {
-                (format!("{before}● "), before)
+                (format!("{before}{dot} "), before)
             }
-            Some(before) if row.last => (format!("{before}└─● "), format!("{before}   ")),
-            Some(before) => (format!("{before}├─● "), format!("{before}│  ")),
+            Some(before) if row.last => (format!("{before}└─{dot} "), format!("{before}   ")),
+            Some(before) => (format!("{before}├─{dot} "), format!("{before}│  ")),
         };
         rails.push(rail);
         below.push(next);
@@ -127,9 +129,17 @@ fn rails(rows: &[LineageRow]) -> Vec<String> {
     rails
 }
 
+/// A full snapshot differs in shape, which no narrow terminal cuts off.
+fn dot(kind: SnapshotKind) -> char {
+    match kind {
+        SnapshotKind::Files => '●',
+        SnapshotKind::Full => '◆',
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use forkpoint_core::{driver::SnapshotKind, id::SandboxId, lineage::rows};
+    use forkpoint_core::{id::SandboxId, lineage::rows};
 
     use super::*;
     use crate::output::paint::Paint;
@@ -154,7 +164,7 @@ mod tests {
             name: format!("s{id}").parse().unwrap(),
             sandbox: SandboxId::from_u128(0),
             sandbox_name: None,
-            kind: SnapshotKind::Files,
+            kind: if [4, 5, 7].contains(&id) { SnapshotKind::Full } else { SnapshotKind::Files },
             trigger: Trigger::Manual,
             description: Some(text.to_owned()),
             own_bytes: 2048,
@@ -187,16 +197,16 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_is_a_line_and_a_fork_is_a_branch() {
+    fn a_chain_is_a_line_a_fork_is_a_branch_and_a_full_one_has_another_shape() {
         insta::assert_snapshot!(tree(None), @r"
         ● s1               2.0 KiB   now  the first
         ● s2               2.0 KiB   now  straight on
         ├─● s3 (deleted)   2.0 KiB   now  a branch\n
-        │  ● s5            2.0 KiB   now  below the branch, with a text that goes on for quite a while  ◀ web, try-1
-        └─● s4             2.0 KiB   now
+        │  ◆ s5            2.0 KiB   now  below the branch, with a text that goes on for quite a while  ◀ web, try-1
+        └─◆ s4             2.0 KiB   now
            ● s6            2.0 KiB   now
 
-        ● s7               2.0 KiB   now  another tree
+        ◆ s7               2.0 KiB   now  another tree
         ");
     }
 
@@ -210,6 +220,6 @@ mod tests {
     #[test]
     fn a_long_run_is_drawn_straight_down() {
         let nodes = (1..2000).map(|id| node(id, (id > 1).then(|| id - 1), "")).collect();
-        assert!(rails(&rows(nodes)).iter().all(|rail| rail == "● "));
+        assert!(rails(&rows(nodes)).iter().all(|rail| ["● ", "◆ "].contains(&rail.as_str())));
     }
 }
