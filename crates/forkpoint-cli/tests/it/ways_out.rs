@@ -10,7 +10,7 @@ use std::{
 
 /// Below `crates/`: who refuses, and from where on.
 const WHO: [(&str, &str); 10] = [
-    ("forkpoint-checkpoint/src/coverage.rs", "fn anonymous("),
+    ("forkpoint-checkpoint/src/coverage.rs", "const NOT_TEXT"),
     ("forkpoint-checkpoint/src/dump.rs", ""),
     ("forkpoint-checkpoint/src/dump", ""),
     ("forkpoint-checkpoint/src/error.rs", "enum Error"),
@@ -23,8 +23,9 @@ const WHO: [(&str, &str); 10] = [
 ];
 
 /// What stands before a text that tells no user why.
-const DOING: [&str; 8] = [
+const DOING: [&str; 9] = [
     ".doing(",
+    "held.pid, ",
     ".system(",
     ".file(",
     "doing: ",
