@@ -110,9 +110,12 @@ fn users(config: &LocalConfig) -> Check {
 fn cgroups() -> Vec<Check> {
     let found = Cgroups::find().describe();
     let way_out = match rustix::process::geteuid().is_root() {
-        true => "mount cgroup2, or give this process a cgroup that it may change",
+        true => {
+            "mount cgroup2, or give this process a cgroup that it may change, with nobody else in it"
+        }
         false => {
-            "run as root, or in a scope with delegated controllers (`systemd-run --user --scope`)"
+            "run as root, or with a cgroup of its own and nobody else in it \
+             (`systemd-run --user --scope -p Delegate=yes forkpoint …`)"
         }
     };
     let limit = |name, found: Result<Version, String>| match found {
