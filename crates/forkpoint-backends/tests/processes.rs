@@ -23,6 +23,8 @@ mod local;
 mod parent;
 #[path = "processes/warm.rs"]
 mod warm;
+#[path = "processes/without_root.rs"]
+mod without_root;
 
 /// What a child must know, in its environment.
 const DIRECTORY: &str = "FORKPOINT_TEST_DIRECTORY";
@@ -30,6 +32,9 @@ const SERIAL: &str = "FORKPOINT_TEST_SERIAL";
 
 /// Few enough that every child meets others everywhere.
 const SANDBOXES: u64 = 3;
+
+/// Runs without root as well.
+const LOCAL: &str = "killed_drivers_lose_no_file_and_no_snapshot";
 
 fn main() -> ExitCode {
     if let Ok(directory) = env::var(DIRECTORY) {
@@ -56,8 +61,12 @@ fn main() -> ExitCode {
         layers::kill_again_and_again();
         Ok(())
     });
-    let local = Trial::test("killed_drivers_lose_no_file_and_no_snapshot", || {
+    let local = Trial::test(LOCAL, || {
         local::kill_again_and_again();
+        Ok(())
+    });
+    let rootless = Trial::test("killed_drivers_lose_nothing_without_root", || {
+        without_root::kill(LOCAL);
         Ok(())
     });
     let failing = Trial::test("a_parent_that_fails_leaves_no_child_and_no_sandbox", || {
@@ -68,6 +77,6 @@ fn main() -> ExitCode {
         warm::kill_in_every_way();
         Ok(())
     });
-    let trials = vec![catalog, layers, local, failing, warm];
+    let trials = vec![catalog, layers, local, rootless, failing, warm];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

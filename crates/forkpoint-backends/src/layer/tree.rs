@@ -117,6 +117,17 @@ impl Tree {
         Ok(Self { directories })
     }
 
+    /// As if all of it belonged to whom another one belongs to.
+    pub(super) fn belong_as(&mut self, other: &Self) {
+        let mut prints = other.directories.iter().flat_map(|directory| &directory.entries);
+        let Some(owner) = prints.next().map(|entry| (entry.print.uid, entry.print.gid)) else {
+            return;
+        };
+        for entry in self.directories.iter_mut().flat_map(|directory| &mut directory.entries) {
+            (entry.print.uid, entry.print.gid) = owner;
+        }
+    }
+
     /// Whatever has one of these inodes may change without a trace.
     pub(super) fn mark_inodes(&mut self, inodes: &HashSet<u64>) {
         for entry in self.directories.iter_mut().flat_map(|directory| &mut directory.entries) {

@@ -10,6 +10,8 @@ use forkpoint_core::id::SnapshotId;
 use rustix::time::{ClockId, clock_gettime};
 use tempfile::TempDir;
 
+use crate::unprivileged::SKIPPED;
+
 mod capture;
 mod crowd;
 mod flatten;
@@ -49,7 +51,7 @@ pub(crate) fn is_root() -> bool {
 /// Says why a case cannot run. As root every case runs, so that a test run as root skips nothing.
 pub(crate) fn needs_root(why: &str) -> bool {
     if !is_root() {
-        eprintln!("skipped without root: {why}");
+        eprintln!("{SKIPPED}{why}");
     }
     !is_root()
 }

@@ -27,6 +27,7 @@ mod images;
 mod in_place;
 mod limits;
 mod looks;
+mod owners;
 mod postgres;
 mod programs;
 mod rights;

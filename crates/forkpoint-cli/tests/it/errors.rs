@@ -89,6 +89,9 @@ fn templates_that_do_not_do() {
         "dir:relative".to_owned(),
         format!("dir:{}", file.display()),
         format!("dir:{}", inside.display()),
+        format!("dir:{}", inside.parent().unwrap().display()),
+        format!("dir:{}", home.path().display()),
+        "dir:/".to_owned(),
         String::new(),
         "two\nlines".to_owned(),
     ] {

@@ -22,6 +22,7 @@ use rustix::fs::Access;
 
 pub(in crate::driver) use self::hierarchy::place_of;
 use self::{
+    controllers::{Zeal, before_stepping_aside, contains, hand_down},
     directory::make,
     hierarchy::{Hierarchies, Hierarchy},
     limit::{Controller, Limit},
@@ -32,6 +33,7 @@ pub(super) use self::{
     limit::Version,
 };
 
+mod controllers;
 pub(in crate::driver) mod directory;
 mod error;
 mod group;
@@ -153,13 +155,17 @@ impl Cgroups {
         let mut failures = Vec::new();
         if let (Ok(base), None) = (&self.unified, &cgroup.unified) {
             let wanted = self.unified_controllers();
-            let prepare = |shared: &Path| failures = enable(&wanted, base, shared);
-            cgroup.unified = Some(make(base, name, prepare)?);
+            let is_needed = |limit: &Limit| *self.source(limit.controller()) == Source::Unified;
+            let zeal = match limits.iter().any(is_needed) {
+                true => Zeal::StepAside,
+                false => Zeal::StayWhereWeAre,
+            };
+            cgroup.unified = Some(make(base, name, |_| failures = hand_down(&wanted, base, zeal))?);
         }
         for limit in limits {
             let controller = limit.controller();
-            if let Some((_, err)) = failures.iter().find(|(failed, _)| *failed == controller) {
-                return Err(limit.unavailable(format!("failed to enable its controller: {err}")));
+            if let Some(reason) = not_enabled(controller, &failures) {
+                return Err(limit.unavailable(reason));
             }
             match (self.source(controller), &cgroup.unified) {
                 (Source::Unified, Some(unified)) => limit.set(Version::V2, unified)?,
@@ -178,12 +184,16 @@ impl Cgroups {
     pub(super) fn describe(&self) -> Description {
         let probe = self.probe();
         let has = |file: &str| match &probe {
-            Ok(files) if files.iter().any(|name| name == file) => Ok(()),
+            Ok(Probe { files, .. }) if files.iter().any(|name| name == file) => Ok(()),
             Ok(_) => Err(format!("this kernel's cgroups have no `{file}`")),
             Err(reason) => Err(reason.clone()),
         };
+        let enabled = |controller| match &probe {
+            Ok(Probe { failures, .. }) => not_enabled(controller, failures).map_or(Ok(()), Err),
+            Err(_) => Ok(()),
+        };
         let limit = |controller: Controller, file| match self.source(controller) {
-            Source::Unified => has(file).map(|()| Version::V2),
+            Source::Unified => enabled(controller).and_then(|()| has(file)).map(|()| Version::V2),
             Source::V1(_) => Ok(Version::V1),
             Source::None(reason) => Err(reason.clone()),
         };
@@ -196,15 +206,15 @@ impl Cgroups {
         }
     }
 
-    /// The names of the files that a cgroup of ours has.
-    fn probe(&self) -> Result<Vec<String>, String> {
-        self.unified.as_ref().map_err(Clone::clone)?;
+    fn probe(&self) -> Result<Probe, String> {
+        let base = self.unified.as_ref().map_err(Clone::clone)?;
         let name = format!("probe-{}", std::process::id());
         let cgroup = self.create(&name, &Resources::default()).map_err(|err| with_causes(&err))?;
+        let failures = hand_down(&self.unified_controllers(), base, Zeal::StepAside);
         let names = cgroup.unified.iter().flat_map(fs::read_dir).flatten().flatten();
-        let names = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
+        let files = names.filter_map(|entry| entry.file_name().into_string().ok()).collect();
         let _ = cgroup.remove();
-        Ok(names)
+        Ok(Probe { files, failures })
     }
 
     fn source(&self, controller: Controller) -> &Source {
@@ -215,10 +225,21 @@ impl Cgroups {
         }
     }
 
-    fn unified_controllers(&self) -> Vec<Controller> {
+    fn unified_controllers(&self) -> Vec<&'static str> {
         let is_unified = |controller: &Controller| *self.source(*controller) == Source::Unified;
-        Controller::ALL.into_iter().filter(is_unified).collect()
+        Controller::ALL.into_iter().filter(is_unified).map(Controller::name).collect()
     }
+}
+
+/// What a cgroup of ours is like.
+struct Probe {
+    files: Vec<String>,
+    failures: Vec<(&'static str, io::Error)>,
+}
+
+fn not_enabled(controller: Controller, failures: &[(&'static str, io::Error)]) -> Option<String> {
+    let failed = failures.iter().find(|(name, _)| *name == controller.name());
+    failed.map(|(_, err)| format!("failed to enable its controller: {err}"))
 }
 
 /// Root makes its cgroups below the mount. Others, or root in a container that may not, have at
@@ -230,10 +251,11 @@ fn find_unified(hierarchy: Option<&Hierarchy>, is_root: bool) -> Result<PathBuf,
     if is_root && is_writable(mount) {
         return Ok(mount.clone());
     }
+    let own = before_stepping_aside(own);
     // To be moved below `own`, a process needs both.
-    match is_writable(own) && is_writable(&own.join("cgroup.procs")) {
-        true => Ok(own.clone()),
-        false => Err(not_writable(own)),
+    match is_writable(&own) && is_writable(&own.join("cgroup.procs")) {
+        true => Ok(own),
+        false => Err(not_writable(&own)),
     }
 }
 
@@ -243,28 +265,9 @@ fn find_in_unified(unified: &Result<PathBuf, String>, controller: Controller) ->
         Err(reason) => return Source::None(reason.clone()),
     };
     match fs::read_to_string(base.join("cgroup.controllers")) {
-        Ok(known) if contains(&known, controller) => Source::Unified,
+        Ok(known) if contains(&known, controller.name()) => Source::Unified,
         _ => Source::None(format!("`{}` has no controller `{controller}`", base.display())),
     }
-}
-
-/// Hands the controllers down from `base` to what is in `shared`, and tells of those that stay
-/// where they are.
-fn enable(wanted: &[Controller], base: &Path, shared: &Path) -> Vec<(Controller, io::Error)> {
-    let mut failures = Vec::new();
-    for control in [base, shared].map(|directory| directory.join("cgroup.subtree_control")) {
-        let enabled = fs::read_to_string(&control).unwrap_or_default();
-        for controller in wanted.iter().filter(|wanted| !contains(&enabled, **wanted)) {
-            if let Err(err) = directory::write(&control, &format!("+{controller}")) {
-                failures.push((*controller, err));
-            }
-        }
-    }
-    failures
-}
-
-fn contains(names: &str, controller: Controller) -> bool {
-    names.split_whitespace().any(|name| name == controller.name())
 }
 
 fn is_writable(path: &Path) -> bool {

@@ -11,18 +11,17 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use rustix::{
-    event::{EventfdFlags, eventfd},
-    fs::CWD,
-};
+use rustix::event::{EventfdFlags, eventfd};
 use serde::Serialize;
 
 use super::{
-    mount::clone_tree,
     spawner::{NAME, Order, Outcome, Readiness, SHARE_MEMORY, Work},
-    sys,
     wire::{self, Failure},
 };
+
+mod program;
+
+use program::Program;
 
 /// Tells the host's root of which sandboxes a launcher is, and an init that it made: all else that they
 /// were started with is forgotten. Inside nobody can read it.
@@ -97,9 +96,8 @@ impl Client {
 
     fn start(&self) -> io::Result<Spawner> {
         let (ours, theirs) = wire::pair()?;
-        let view = read_only(&self.helper);
-        let program = view.as_ref().map(|view| format!("/proc/self/fd/{}", view.as_raw_fd()));
-        let child = Command::new(program.map_or_else(|| self.helper.clone(), PathBuf::from))
+        let program = Program::open(&self.helper)?;
+        let child = Command::new(format!("/proc/self/fd/{}", program.file.as_raw_fd()))
             .arg0(NAME)
             .args(self.share_memory.then_some(SHARE_MEMORY))
             .env_clear()
@@ -168,13 +166,4 @@ fn failed(err: io::Error) -> Failure {
 
 fn is_gone(err: &io::Error) -> bool {
     matches!(err.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
-}
-
-/// A view of our program that cannot be changed through. A process that becomes a command reaches
-/// what it ran before by `/proc/self/exe`, and where users are not mapped it is the host's root.
-/// Others cannot make one.
-fn read_only(program: &Path) -> Option<OwnedFd> {
-    let view = clone_tree(CWD, program).ok()?;
-    sys::set_mount_flags(&view, libc::MOUNT_ATTR_RDONLY).ok()?;
-    Some(view)
 }

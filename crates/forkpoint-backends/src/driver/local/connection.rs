@@ -84,7 +84,11 @@ pub(super) struct Line(OwnedFd);
 
 impl Line {
     pub(super) fn open(place: &Place, record: &Record) -> io::Result<Self> {
-        let socket = wire::connect_in(&place.open()?, &Place::socket(record.launches))?;
+        Self::open_named(place, &Place::socket(record.launches))
+    }
+
+    pub(super) fn open_named(place: &Place, name: &str) -> io::Result<Self> {
+        let socket = wire::connect_in(&place.open()?, name)?;
         rustix::io::ioctl_fionbio(&socket, false)?;
         set_socket_timeout(&socket, Timeout::Recv, Some(INIT_MAX))?;
         Ok(Self(socket))

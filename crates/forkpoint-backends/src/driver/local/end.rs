@@ -9,7 +9,9 @@ use std::{
 use forkpoint_core::id::SandboxId;
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal, setpriority_process};
 
-use super::{cgroup::Cgroup, host::Host, record::InitRecord, spawner::Order};
+use super::{
+    cgroup::Cgroup, connection::Line, host::Host, init::Request, record::InitRecord, spawner::Order,
+};
 
 /// How long a caller waits for processes that were killed to be gone. What takes longer (giving back
 /// the memory of many files) goes on without anybody who waits.
@@ -59,6 +61,18 @@ impl Host {
     pub(super) fn end_unrecorded(&self, id: SandboxId) {
         for cgroup in self.cgroups.find_named(&format!("{id}-")) {
             self.end(None, Some(&cgroup));
+        }
+    }
+
+    /// Of one whose record is lost, and who may have no cgroup to be found by: it is asked to end.
+    pub(super) fn end_unknown(&self, id: SandboxId) {
+        let place = self.place(id);
+        for socket in place.sockets() {
+            // Nobody hears at those of earlier launches.
+            let Ok(line) = Line::open_named(&place, &socket) else { continue };
+            let told = line.send(&Request::EndIn { ms: 0 }, &[]).and_then(|()| line.receive());
+            // It is closed by its end.
+            let _ = told.and_then(|_| line.receive());
         }
     }
 }

@@ -9,6 +9,7 @@ use super::{
     Check, LocalConfig, Verdict, WARM_MAX,
     cgroup::{Cgroups, Version},
     host::Host,
+    mount::MAP_OWNERS,
 };
 
 /// Layers are given to overlayfs one by one since then.
@@ -61,12 +62,19 @@ fn sandbox(config: &LocalConfig) -> Check {
     let made = try_sandbox(config);
     match made {
         Ok(()) => check("sandboxes", Verdict::Yes, "one was made and taken away again"),
-        Err(reason) => check("sandboxes", Verdict::No, reason).or(way_out_of_failure()),
+        Err(reason) => {
+            let way_out = way_out_of_failure(&reason);
+            check("sandboxes", Verdict::No, reason).or(way_out)
+        }
     }
 }
 
-fn way_out_of_failure() -> &'static str {
+fn way_out_of_failure(reason: &str) -> &'static str {
     match rustix::process::geteuid().is_root() {
+        true if reason.contains(MAP_OWNERS) => {
+            "put the data directory on a file system that can (ext4, XFS, btrfs, tmpfs); or run \
+             without root, where owners are not mapped"
+        }
         true => "inside a container, it must be a privileged one",
         false => {
             "without root, user namespaces must be allowed: see `sysctl user.max_user_namespaces` \
@@ -110,9 +118,12 @@ fn users(config: &LocalConfig) -> Check {
 fn cgroups() -> Vec<Check> {
     let found = Cgroups::find().describe();
     let way_out = match rustix::process::geteuid().is_root() {
-        true => "mount cgroup2, or give this process a cgroup that it may change",
+        true => {
+            "mount cgroup2, or give this process a cgroup that it may change, with nobody else in it"
+        }
         false => {
-            "run as root, or in a scope with delegated controllers (`systemd-run --user --scope`)"
+            "run as root, or with a cgroup of its own and nobody else in it \
+             (`systemd-run --user --scope -p Delegate=yes forkpoint …`)"
         }
     };
     let limit = |name, found: Result<Version, String>| match found {

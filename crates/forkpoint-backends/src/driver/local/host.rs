@@ -293,6 +293,9 @@ impl Host {
             self.end(record.init.as_ref(), record.cgroup.as_ref());
         }
         self.end_unrecorded(id);
+        if record.is_none() {
+            self.end_unknown(id);
+        }
         let pins = self.forgotten_pins(id);
         self.store.throw_away_later(place.directory()).map_err(layer_error("remove a sandbox"))?;
         self.discard_layers(&pins);

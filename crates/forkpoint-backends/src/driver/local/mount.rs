@@ -159,6 +159,9 @@ fn explained(failure: Failure, context: BorrowedFd<'_>) -> Failure {
     }
 }
 
+/// How a failure begins for which another file system is the way out.
+pub(super) const MAP_OWNERS: &str = "map the owners of files";
+
 /// A private view of a directory, with owners as `owners` maps them.
 fn open_mapped(path: &Path, owners: Option<&OwnedFd>) -> Result<OwnedFd, Failure> {
     let doing = || format!("open directory `{}`", path.display());
@@ -173,8 +176,8 @@ fn open_mapped(path: &Path, owners: Option<&OwnedFd>) -> Result<OwnedFd, Failure
     };
     let tree = clone_tree(CWD, path).doing(doing())?;
     sys::map_owners(&tree, owners).doing(format!(
-        "map the owners of files in `{}`, which not every file system can (for a workspace, \
-         `--workspace-mode copy` does without)",
+        "{MAP_OWNERS} in `{}`, which not every file system can (ext4, XFS, btrfs and tmpfs do; for a \
+         workspace, `--workspace-mode copy` does without)",
         path.display()
     ))?;
     Ok(tree)

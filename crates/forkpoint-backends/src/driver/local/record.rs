@@ -132,6 +132,10 @@ fn boot_id() -> io::Result<&'static str> {
     Ok(READ.get_or_init(|| boot.trim().to_owned()))
 }
 
+fn is_socket(name: &str) -> bool {
+    name.strip_prefix('s').is_some_and(|number| number.parse::<u32>().is_ok())
+}
+
 /// When a process that lives was started. One that ended and waits to be reaped does not live.
 fn started(pid: i32) -> io::Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
@@ -191,6 +195,13 @@ impl Place {
 
     pub(super) fn socket(launches: u32) -> String {
         format!("s{launches}")
+    }
+
+    /// Those that are there, of whichever launch.
+    pub(super) fn sockets(&self) -> Vec<String> {
+        let there = fs::read_dir(&self.directory).into_iter().flatten().flatten();
+        let names = there.filter_map(|entry| entry.file_name().into_string().ok());
+        names.filter(|name| is_socket(name)).collect()
     }
 
     pub(super) fn open(&self) -> io::Result<OwnedFd> {

@@ -92,6 +92,38 @@ pub(super) fn set_mount_flags(mount: impl AsFd, set: u64) -> io::Result<()> {
     mount_setattr(mount, &MountAttr { set, clear: 0, propagation: 0, user_namespace: 0 })
 }
 
+/// Puts a read-only view of what has this name in the place of a descriptor: by a copy of this process, which has
+/// the right to do so in namespaces of its own and is to be waited for. If it fails, `place` is what it was.
+///
+/// When this returns, it is done, and only the namespaces have to go.
+pub(super) fn view_inside(path: &CStr, place: impl AsFd) -> io::Result<Pid> {
+    let place = place.as_fd().as_raw_fd();
+    // SAFETY: all zero is a valid value for a struct of integers.
+    let mut args: libc::clone_args = unsafe { mem::zeroed() };
+    args.flags =
+        (libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_FILES | libc::CLONE_VFORK) as u64;
+    // SAFETY: no memory is shared with the child and no stack is given, so this is fork(2). There may be other
+    // threads: until it ends, the child does nothing but system calls, and allocates nothing.
+    let result = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of_val(&args)) };
+    if let Some(pid) = Pid::from_raw(check(result)? as i32) {
+        return Ok(pid);
+    }
+    if let Ok(view) = open_tree(path)
+        && set_mount_flags(&view, libc::MOUNT_ATTR_RDONLY).is_ok()
+    {
+        // SAFETY: the number stays that of an open descriptor, whose owner asked for this.
+        unsafe { libc::dup3(view.as_raw_fd(), place, libc::O_CLOEXEC) };
+    }
+    // SAFETY: ends this process without anything that the program registered for its end.
+    unsafe { libc::_exit(0) }
+}
+
+fn open_tree(path: &CStr) -> io::Result<OwnedFd> {
+    use rustix::mount::{OpenTreeFlags, open_tree};
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
+    Ok(open_tree(rustix::fs::CWD, path, flags)?)
+}
+
 /// As whom this thread makes files from now on.
 pub(super) fn set_file_owner(uid: u32, gid: u32) {
     // SAFETY: plain integers; glibc's wrappers are for this thread only. They report no errors.

@@ -9,7 +9,8 @@ fn the_tests_pass_without_root() {
     let Some(user) = Unprivileged::new() else {
         return; // The others run without root already.
     };
-    let text = user.run(&["layer::"], &[]);
-    assert!(text.contains("layers_show_what_the_sandbox_shows ... ok"), "{text}");
+    let ran = user.run(&["layer::"], &[]);
+    let whole = ran.iter().filter(|ran| ran.skipped.is_none());
+    assert!(whole.count() >= 50, "{ran:#?}");
     assert_eq!(user.left(), [] as [PathBuf; 0], "left behind");
 }

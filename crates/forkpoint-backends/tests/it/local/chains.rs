@@ -91,7 +91,7 @@ async fn discard_memory(scene: &Scene, artifact: &Artifact) {
 
 #[test]
 fn forty_in_a_row_hold_what_was_written_since() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = stepping(&scene, 60).await;
         let (mut row, mut told) = (Vec::new(), Vec::new());
@@ -149,7 +149,7 @@ fn forty_in_a_row_hold_what_was_written_since() {
 /// and nobody waits for it: the row goes on.
 #[test]
 fn who_is_killed_while_it_merges_costs_nothing() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = stepping(&scene, 1500).await;
         let (mut row, mut told, mut killed) = (Vec::new(), Vec::new(), 0);
@@ -211,7 +211,7 @@ fn kill_merging(scene: &Scene, artifact: &Artifact) -> bool {
 /// all merging does not grow for ever.
 #[test]
 fn a_row_that_became_too_long_is_merged_by_who_made_it_so() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = stepping(&scene, 60).await;
         let obstacle = scene.root().join("merged");

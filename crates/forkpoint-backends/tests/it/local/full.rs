@@ -85,7 +85,7 @@ pub(super) async fn counting(scene: &Scene) -> std::sync::Arc<dyn Sandbox> {
 
 #[test]
 fn a_counter_goes_on_in_copies_and_in_place() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = counting(&scene).await;
         let before = count(&*sandbox).await;
@@ -110,7 +110,7 @@ fn a_counter_goes_on_in_copies_and_in_place() {
 
 #[test]
 fn a_server_still_answers_and_knows_what_it_knew() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = scene.create().await;
         python(&*sandbox, SERVER).await;
@@ -149,7 +149,7 @@ pub(super) async fn start_writing(sandbox: &dyn Sandbox) {
 
 #[test]
 fn the_next_snapshot_holds_what_was_written_since() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = scene.create().await;
         start_writing(&*sandbox).await;
@@ -181,7 +181,7 @@ fn the_next_snapshot_holds_what_was_written_since() {
 
 #[test]
 fn who_wrote_to_a_client_that_is_gone_goes_on() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = scene.create().await;
         let script = "i=0; while :; do i=$((i+1)); echo $i > /tmp/c; mv /tmp/c /tmp/count; echo $i; sleep 0.01; done";
@@ -196,7 +196,7 @@ fn who_wrote_to_a_client_that_is_gone_goes_on() {
 
 #[test]
 fn what_reads_from_a_client_reads_to_the_end() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = scene.create().await;
         let reader = Command::new(["sh", "-c", "echo on; cat > /tmp/read; echo over > /tmp/over"]);
@@ -212,7 +212,7 @@ fn what_reads_from_a_client_reads_to_the_end() {
 
 #[test]
 fn what_cannot_be_kept_is_refused_by_name_and_goes_on() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = counting(&scene).await;
         let locked = "import ctypes, time
@@ -273,7 +273,7 @@ done";
 
 #[test]
 fn a_session_at_a_terminal_of_somebody_outside_goes_on() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = scene.create().await;
         let shell = Command::new(["bash", "-c", TALKER]);
@@ -331,7 +331,7 @@ import time; time.sleep(1000)
 #[test]
 fn a_connection_to_somebody_outside_is_refused_or_reset_in_copies() {
     use std::io::Write as _;
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let outside = SandboxSpec { network: Network::Host, ..spec() };
         let sandbox = scene.create_as(&outside).await;
@@ -362,7 +362,7 @@ fn a_connection_to_somebody_outside_is_refused_or_reset_in_copies() {
 
 #[test]
 fn a_sandbox_in_which_nothing_runs_can_be_kept_whole() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = scene.create().await;
         write(&*sandbox, "/tmp/file", "content").await.unwrap();
@@ -380,7 +380,7 @@ fn a_sandbox_in_which_nothing_runs_can_be_kept_whole() {
 
 #[test]
 fn a_damaged_image_is_refused_and_nothing_is_made() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = counting(&scene).await;
         let artifact = seal_full(&*sandbox).await;
@@ -407,7 +407,7 @@ fn a_damaged_image_is_refused_and_nothing_is_made() {
 
 #[test]
 fn what_nobody_needs_any_more_goes() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = counting(&scene).await;
         let images = || fs::read_dir(scene.root().join("memory")).unwrap().count();
@@ -473,7 +473,7 @@ pub(super) async fn heap_is_whole(sandbox: &dyn Sandbox) {
 
 #[test]
 fn a_large_process_finds_all_of_its_memory() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = scene.create().await;
         python(&*sandbox, &with_heap(96)).await;
@@ -492,7 +492,7 @@ fn a_large_process_finds_all_of_its_memory() {
 /// Copies that share see what was there, write for themselves, and can be kept as any other.
 #[test]
 fn copies_can_share_the_memory_that_they_do_not_write() {
-    if Scene::new(true).is_none() {
+    if Scene::by_root(true, "there are no full snapshots").is_none() {
         return;
     }
     let mut machine = Machine::new(true);
@@ -557,7 +557,7 @@ print(segment.buf[0], os.readlink('/dev/more/link'), sorted(os.listdir('/dev/shm
 
 #[test]
 fn shared_memory_with_a_name_is_shared_again() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = scene.create().await;
         python(&*sandbox, SEGMENT).await;

@@ -16,6 +16,8 @@ use forkpoint_core::{
 use forkpoint_testkit::image::{TarEntry, tar};
 use tempfile::TempDir;
 
+use crate::layer::needs_root;
+
 use super::{
     Machine,
     full::{seal_full, try_seal_full},
@@ -81,7 +83,7 @@ struct Small {
 
 impl Small {
     fn new() -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
+        if needs_root("a small file system must be mounted") {
             return None;
         }
         let machine = Machine::new(true);
@@ -348,7 +350,7 @@ fn kept(root: &Path) -> Vec<String> {
 #[test]
 fn an_import_that_finds_no_room_leaves_nothing_and_succeeds_later() {
     let Some(small) = Small::new() else { return };
-    let Some(source) = Scene::new(true) else { return };
+    let Some(source) = Scene::by_root(true, "a small file system must be mounted") else { return };
     let (scene, disk) = (small.scene(), small.disk());
     scene.run(async {
         let sandbox = source.create().await;

@@ -15,7 +15,7 @@ use super::{
 
 #[test]
 fn two_who_keep_one_sandbox_at_once_both_get_all_of_it() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = counting(&scene).await;
         let drivers = [scene.another_driver(), scene.another_driver()];
@@ -38,7 +38,7 @@ fn two_who_keep_one_sandbox_at_once_both_get_all_of_it() {
 
 #[test]
 fn commands_that_begin_meanwhile_run_and_harm_no_copy() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = counting(&scene).await;
         let sealing = async {
@@ -70,7 +70,7 @@ fn commands_that_begin_meanwhile_run_and_harm_no_copy() {
 /// Nearly all that it may have; the image is charged to nobody inside.
 #[test]
 fn a_sandbox_near_its_limit_of_memory_is_kept_and_comes_back() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     let resources = Resources { memory_bytes: Some(192 << 20), ..Resources::default() };
     let limited = SandboxSpec { resources, ..spec() };
     scene.run(async {
@@ -94,7 +94,7 @@ fn a_sandbox_near_its_limit_of_memory_is_kept_and_comes_back() {
 /// Where less is allowed than the image needs, nobody is half there.
 #[test]
 fn an_image_above_the_limit_of_memory_is_no_half_sandbox() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = scene.create().await;
         let script = "
@@ -136,7 +136,7 @@ time.sleep(1000)
 
 #[test]
 fn an_image_of_another_boot_is_refused_before_anything_is_made() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = counting(&scene).await;
         let artifact = seal_full(&*sandbox).await;

@@ -75,7 +75,7 @@ async fn listed(sandbox: &dyn Sandbox) -> String {
 
 #[test]
 fn processes_memory_and_files_go_back_together() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = quiet(&scene).await;
         let setup = "mkdir -p /srv/a/b; echo one > /srv/a/one; echo two > /srv/a/b/two; ln -s one /srv/a/link; \
@@ -122,7 +122,7 @@ fn processes_memory_and_files_go_back_together() {
 /// What cannot go back in place is made anew, and looks the same.
 #[test]
 fn what_does_not_fit_is_made_anew() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = quiet(&scene).await;
         let setup = "mkdir -p /srv/a/b; echo one > /srv/one; ln /srv/one /srv/same; mkfifo /srv/pipe; \
@@ -155,7 +155,7 @@ fn what_does_not_fit_is_made_anew() {
 /// A command that came later ends; the next one is accepted.
 #[test]
 fn commands_are_accepted_right_after() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = quiet(&scene).await;
         let artifact = seal_full(&*sandbox).await;
@@ -173,7 +173,7 @@ fn commands_are_accepted_right_after() {
 /// Whoever dies on the way takes the processes along; what is left has the files of the snapshot.
 #[test]
 fn who_was_left_on_the_way_stands_with_the_files_of_the_snapshot() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = quiet(&scene).await;
         sh(&*sandbox, "echo one > /srv/one").await;
@@ -199,7 +199,7 @@ fn who_was_left_on_the_way_stands_with_the_files_of_the_snapshot() {
 /// What programs look at to notice that time went back.
 #[test]
 fn a_rollback_is_noticed() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = quiet(&scene).await;
         let boot_id = || read_text(&*sandbox, "/proc/sys/kernel/random/boot_id");
@@ -219,7 +219,7 @@ fn a_rollback_is_noticed() {
 /// A snapshot that was gone back to and is deleted takes no room, also while its driver lives.
 #[test]
 fn what_is_deleted_is_let_go_of() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = quiet(&scene).await;
         let artifact = seal_full(&*sandbox).await;
@@ -281,7 +281,7 @@ while True:
 
 #[test]
 fn ten_thousand_descriptors_go_back_in_place_and_into_copies() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = scene.create().await;
         python(&*sandbox, MANY).await;

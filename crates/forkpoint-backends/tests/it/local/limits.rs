@@ -3,11 +3,16 @@
 use std::{env, fs, process};
 
 use forkpoint_core::{
-    driver::{Driver as _, DriverError, ExitStatus, Sandbox},
+    driver::{Command, Driver as _, DriverError, ExitStatus, Sandbox},
     spec::{Resources, SandboxSpec},
 };
 
-use super::scene::{Scene, exec, python, sh, spec, start};
+use futures::StreamExt as _;
+use serde_json::Value;
+
+use crate::layer::is_root;
+
+use super::scene::{Scene, exec, python, read_text, seal, sh, spec, start, write};
 
 fn limited(resources: Resources) -> SandboxSpec {
     SandboxSpec { resources, ..spec() }
@@ -17,34 +22,40 @@ async fn processes(sandbox: &dyn Sandbox) -> u32 {
     sh(sandbox, "ls /proc | grep -c '^[0-9]'").await.trim().parse().unwrap()
 }
 
+const NO_CGROUP: &str = "nobody gave us a cgroup";
+
+/// How many processes the sandbox has, by whichever version of cgroups limits them.
+fn counted(record: &Value) -> u32 {
+    let cgroup = &record["cgroup"];
+    let v1 = cgroup["v1"].as_array().into_iter().flatten();
+    let places = v1.chain([&cgroup["unified"]]).filter_map(Value::as_str);
+    let counts = places.filter_map(|at| fs::read_to_string(format!("{at}/pids.current")).ok());
+    counts.map(|count| count.trim().parse().unwrap()).next().expect("something counts them")
+}
+
 #[test]
 fn a_fork_bomb_stays_in_its_sandbox() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, NO_CGROUP) else { return };
     let spec = limited(Resources { pids: Some(50), ..Resources::default() });
     scene.run(async {
         let sandbox = scene.create_as(&spec).await;
         let bomb = start(&*sandbox, "echo on; bomb() { bomb | bomb & }; bomb; sleep 1000").await;
-        let init = scene.init(sandbox.id());
         // It holds all that it may, and the host goes on.
         for _ in 0..20 {
             assert!(process::Command::new("true").status().unwrap().success());
-            let cgroup = fs::read_to_string(format!("/proc/{init}/cgroup")).unwrap();
-            let line = cgroup.lines().find(|line| line.contains(":pids:")).unwrap();
-            let own = line.rsplit(':').next().unwrap();
-            let count =
-                fs::read_to_string(format!("/sys/fs/cgroup/pids{own}/pids.current")).unwrap();
-            assert!(count.trim().parse::<u32>().unwrap() <= 51, "{count}");
+            let count = counted(&scene.record(sandbox.id()));
+            assert!(count <= 51, "{count}");
         }
         // Another one is not concerned.
         let other = scene.create_as(&spec).await;
         assert!(processes(&*other).await < 10);
         drop(bomb);
         // What finds no room to run is told so.
-        match sandbox.exec(&forkpoint_core::driver::Command::new(["true"])).await {
+        match sandbox.exec(&Command::new(["true"])).await {
             Ok(running) => drop(running.control.wait().await.unwrap()),
             Err(err) => assert!(matches!(err, DriverError::Failed { .. }), "{err}"),
         }
-        let snapshot = super::scene::seal(&*sandbox).await;
+        let snapshot = seal(&*sandbox).await;
         scene.driver.rollback(sandbox.id(), &spec, &snapshot).await.unwrap();
         scene.note(sandbox.id());
         assert!(processes(&*sandbox).await < 10);
@@ -54,7 +65,7 @@ fn a_fork_bomb_stays_in_its_sandbox() {
 
 #[test]
 fn a_fork_bomb_can_be_destroyed() {
-    let Some(scene) = Scene::new(false) else { return };
+    let Some(scene) = Scene::by_root(false, NO_CGROUP) else { return };
     let spec = limited(Resources { pids: Some(200), ..Resources::default() });
     scene.run(async {
         let sandbox = scene.create_as(&spec).await;
@@ -66,7 +77,7 @@ fn a_fork_bomb_can_be_destroyed() {
 
 #[test]
 fn who_takes_too_much_memory_is_killed_alone() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, NO_CGROUP) else { return };
     let spec = limited(Resources { memory_bytes: Some(64 << 20), ..Resources::default() });
     scene.run(async {
         let sandbox = scene.create_as(&spec).await;
@@ -89,7 +100,7 @@ fn who_takes_too_much_memory_is_killed_alone() {
 
 #[test]
 fn a_share_of_the_processor_is_a_share() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, NO_CGROUP) else { return };
     let spec = limited(Resources { cpu_millis: Some(200), ..Resources::default() });
     let burn = "
 import time, resource
@@ -134,6 +145,44 @@ for _ in range(3000):
     });
 }
 
+/// Thousands that have ended, and a parent that lives and takes no note.
+const UNBURIED: &str = "
+import os, time
+for _ in range(3000):
+    if os.fork() == 0:
+        os._exit(0)
+print('on', flush=True)
+time.sleep(1000)
+";
+
+#[test]
+fn those_whom_their_parent_does_not_bury_hold_nobody_up() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = scene.create().await;
+        let id = sandbox.id();
+        let command = Command::new(["python3", "-c", UNBURIED]);
+        let mut crowd = sandbox.exec(&command).await.unwrap();
+        crowd.stdout.next().await;
+        assert!(processes(&*sandbox).await > 3000);
+        write(&*sandbox, "/srv/text", "kept").await.unwrap();
+        let snapshot = seal(&*sandbox).await;
+        scene.driver.pause(id).await.unwrap();
+        scene.driver.resume(id).await.unwrap();
+        assert!(processes(&*sandbox).await > 3000);
+        scene.driver.stop(id).await.unwrap();
+        scene.driver.start(id, &spec()).await.unwrap();
+        scene.note(id);
+        assert_eq!(read_text(&*sandbox, "/srv/text").await, "kept");
+        let copy = scene.restore(&snapshot).await;
+        assert_eq!(read_text(&*copy, "/srv/text").await, "kept");
+        let mut crowd = sandbox.exec(&command).await.unwrap();
+        crowd.stdout.next().await;
+        scene.driver.destroy(id).await.unwrap();
+        assert_eq!(scene.driver.status(id).await.unwrap(), None);
+    });
+}
+
 #[test]
 fn ten_thousand_processes_come_and_go() {
     let Some(scene) = Scene::new(true) else { return };
@@ -145,7 +194,7 @@ fn ten_thousand_processes_come_and_go() {
         let seals = async {
             let mut snapshots = Vec::new();
             for _ in 0..5 {
-                snapshots.push(super::scene::seal(&*sandbox).await);
+                snapshots.push(seal(&*sandbox).await);
             }
             snapshots
         };
@@ -161,7 +210,8 @@ const INNER: &str = "FORKPOINT_TEST_WITHOUT_CGROUPS";
 #[test]
 fn a_limit_that_cannot_be_had_is_an_error() {
     let Some(scene) = Scene::new(true) else { return };
-    if env::var_os(INNER).is_none() {
+    // Who is not root has none to lose.
+    if is_root() && env::var_os(INNER).is_none() {
         drop(scene);
         let name = "local::limits::a_limit_that_cannot_be_had_is_an_error";
         let script = "umount -l /sys/fs/cgroup && exec \"$0\" --exact \"$1\" --nocapture";
@@ -193,7 +243,7 @@ fn a_limit_that_cannot_be_had_is_an_error() {
         // Without limits it does without cgroups: also to stand still, and to end.
         let sandbox = scene.create().await;
         let running = start(&*sandbox, "echo on; exec sleep 1000").await;
-        let snapshot = super::scene::seal(&*sandbox).await;
+        let snapshot = seal(&*sandbox).await;
         assert_eq!(sh(&*sandbox, "pgrep -c sleep").await, "1\n");
         let copy = scene.restore(&snapshot).await;
         scene.driver.pause(copy.id()).await.unwrap();

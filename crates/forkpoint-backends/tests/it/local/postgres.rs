@@ -49,7 +49,7 @@ async fn count(sandbox: &dyn Sandbox) -> String {
 
 #[test]
 fn a_transaction_goes_on_in_copies_and_in_place() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
         let sandbox = scene.create().await;
         assert_eq!(sh(&*sandbox, START).await, "");

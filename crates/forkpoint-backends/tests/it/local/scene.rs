@@ -26,6 +26,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::{Machine, unique};
+use crate::layer::needs_root;
 
 /// What takes longer hangs, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(200);
@@ -39,17 +40,24 @@ pub(super) struct Scene {
 /// What no process may be part of when the sandbox is destroyed.
 struct Made {
     id: SandboxId,
+    /// Their namespace, which only root can be told.
     processes: Option<PathBuf>,
+    /// The first of them, as its number and when it was started. With it go all others.
+    init: Option<(i32, u64)>,
 }
 
 impl Scene {
-    /// `None` for those who are not root: they may less, and the suite tells what.
+    /// `None` for those who are not root and would have to be: their users are always mapped.
     pub(super) fn new(map_users: bool) -> Option<Self> {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("this attack needs root");
-            return None;
+        match map_users {
+            true => Some(Self::on(Machine::new(true))),
+            false => Self::by_root(false, "users are always mapped"),
         }
-        Some(Self::on(Machine::new(map_users)))
+    }
+
+    /// `None` for those who are not root.
+    pub(super) fn by_root(map_users: bool, why: &str) -> Option<Self> {
+        (!needs_root(why)).then(|| Self::on(Machine::new(map_users)))
     }
 
     pub(super) fn on(machine: Machine) -> Self {
@@ -86,15 +94,17 @@ impl Scene {
 
     pub(super) fn new_id(&self) -> SandboxId {
         let id = SandboxId::from_u128(unique());
-        self.made.lock().unwrap().push(Made { id, processes: None });
+        self.made.lock().unwrap().push(Made { id, processes: None, init: None });
         id
     }
 
     /// From now on, nothing that lives in the sandbox may outlive it.
     pub(super) fn note(&self, id: SandboxId) {
-        let init = init_of(&self.record(id));
-        let processes = init.and_then(|pid| fs::read_link(format!("/proc/{pid}/ns/pid")).ok());
-        self.made.lock().unwrap().push(Made { id, processes });
+        let record = self.record(id);
+        let pid = init_of(&record);
+        let processes = pid.and_then(|pid| fs::read_link(format!("/proc/{pid}/ns/pid")).ok());
+        let init = pid.zip(record["init"]["started"].as_u64());
+        self.made.lock().unwrap().push(Made { id, processes, init });
     }
 
     pub(super) async fn create(&self) -> Arc<dyn Sandbox> {
@@ -155,6 +165,11 @@ fn leftovers(made: &[Made], directory: &Path) -> Vec<String> {
             found.push(format!("process {pid}"));
         }
     }
+    for (pid, started) in made.iter().filter_map(|made| made.init) {
+        if is_alive(pid) && started_at(pid) == Some(started) {
+            found.push(format!("init {pid}"));
+        }
+    }
     let here = directory.to_str().unwrap();
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     found.extend(mounts.lines().filter(|line| line.contains(here)).map(str::to_owned));
@@ -192,6 +207,11 @@ pub(super) fn pids() -> Vec<i32> {
 pub(super) fn is_alive(pid: i32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
+fn started_at(pid: i32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
 }
 
 pub(super) fn loop_devices() -> Vec<String> {

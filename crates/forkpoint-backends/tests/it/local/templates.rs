@@ -10,6 +10,8 @@ use forkpoint_core::{
 use forkpoint_testkit::image::{TarEntry, TestImage, archive, tar};
 use serde_json::json;
 
+use crate::layer::needs_root;
+
 use super::{
     Machine,
     full::seal_full,
@@ -337,8 +339,7 @@ const ASK: &str = "echo 777 > /tmp/asked; mv /tmp/asked /tmp/ask; while ! [ -e /
 
 #[test]
 fn processes_of_a_promoted_snapshot_run_in_every_sandbox_made_of_it() {
-    // Without root there are no full snapshots.
-    if !rustix::process::geteuid().is_root() {
+    if needs_root("there are no full snapshots") {
         return;
     }
     let stage = Stage::new();

@@ -33,7 +33,7 @@ pub(super) fn until_ready(driver: &LocalDriver, count: usize) {
 }
 
 fn scene(warm: usize) -> Option<Scene> {
-    Scene::new(true)?;
+    Scene::by_root(true, "nothing is kept ready")?;
     let scene = Scene::on(machine(true, warm));
     until_ready(&scene.driver, warm);
     Some(scene)
@@ -271,7 +271,7 @@ fn there_are_never_more_than_was_said() {
 
 #[test]
 fn there_are_never_more_than_can_be_said() {
-    let Some(scene) = Scene::new(true) else { return };
+    let Some(scene) = Scene::by_root(true, "nothing is kept ready") else { return };
     drop(scene);
     let scene = Scene::on(machine(true, 1000));
     until_ready(&scene.driver, WARM_MAX);

@@ -19,9 +19,9 @@ use rustix::{
     time::Timespec,
 };
 
-use super::CgroupError;
+use super::{CgroupError, controllers::ASIDE};
 
-const SHARED: &str = "forkpoint";
+pub(super) const SHARED: &str = "forkpoint";
 /// How often somebody may remove the shared directory under our feet.
 const ATTEMPTS: usize = 1000;
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
@@ -103,6 +103,7 @@ pub(super) fn remove(path: &Path, deadline: Deadline) -> io::Result<()> {
     remove_one(path, deadline)?;
     if let Some(shared) = path.parent().filter(|parent| parent.ends_with(SHARED)) {
         // Not while others are in it.
+        let _ = fs::remove_dir(shared.join(ASIDE));
         let _ = fs::remove_dir(shared);
     }
     Ok(())

@@ -177,13 +177,19 @@ fn fill(socket: &OwnedFd, new: &Path, like: Option<&std::fs::Metadata>) -> Resul
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
     let resolve = ResolveFlags::NO_MAGICLINKS;
     let file = openat2(CWD, new, flags, Mode::from_raw_mode(0o644), resolve).doing(doing())?;
-    if let Some(like) = like {
+    let mode = like.map(|like| Mode::from_raw_mode(like.mode() & 0o7777));
+    if let Some((like, mode)) = like.zip(mode) {
         // Owner first: changing it clears the set-user-id bit.
         let _ = fchown(&file, Some(Uid::from_raw(like.uid())), Some(Gid::from_raw(like.gid())));
-        fchmod(&file, Mode::from_raw_mode(like.mode() & 0o7777)).doing(doing())?;
+        fchmod(&file, mode).doing(doing())?;
     }
     give(socket, &file)?;
-    await_commit(socket)
+    await_commit(socket)?;
+    // So does writing, by somebody who is not root.
+    match mode.filter(|mode| mode.intersects(Mode::SUID | Mode::SGID)) {
+        Some(mode) => fchmod(&file, mode).doing(doing()),
+        None => Ok(()),
+    }
 }
 
 fn make(path: &Text, entry: &MadeEntry) -> Result<(), Failure> {

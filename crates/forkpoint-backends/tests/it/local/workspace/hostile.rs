@@ -11,6 +11,8 @@ use std::{
 use forkpoint_core::driver::DriverError;
 use rustix::fs::{FlockOperation, flock};
 
+use crate::layer::needs_root;
+
 use super::{
     super::scene::{sh, start, with_causes},
     *,
@@ -165,8 +167,8 @@ fn a_file_that_never_stands_still_is_told() {
 
 #[test]
 fn a_mount_of_the_hosts_is_not_written_through() {
-    if !rustix::process::geteuid().is_root() {
-        return; // Nobody else can mount.
+    if needs_root("nobody else can mount") {
+        return;
     }
     let desk = Desk::with_files();
     desk.scene.run(async {
@@ -187,8 +189,8 @@ fn a_mount_of_the_hosts_is_not_written_through() {
 
 #[test]
 fn a_mount_from_the_same_file_system_is_not_written_through() {
-    if !rustix::process::geteuid().is_root() {
-        return; // Nobody else can mount.
+    if needs_root("nobody else can mount") {
+        return;
     }
     for mode in MODES {
         let (desk, outside) = (Desk::with_files(), TempDir::new().unwrap());

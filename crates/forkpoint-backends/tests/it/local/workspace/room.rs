@@ -6,6 +6,8 @@ use std::{
     process::Command,
 };
 
+use crate::layer::needs_root;
+
 use super::{
     super::scene::{sh, with_causes},
     *,
@@ -43,8 +45,8 @@ fn run(command: &mut Command) {
 
 #[test]
 fn a_full_disk_is_found_before_anything_changes() {
-    if !rustix::process::geteuid().is_root() {
-        return; // Nobody else can mount.
+    if needs_root("nobody else can mount") {
+        return;
     }
     for mode in MODES {
         let desk = Desk::new();
@@ -102,8 +104,8 @@ fn a_directory_that_may_not_be_written_to_is_found_before_anything_changes() {
 
 #[test]
 fn a_file_that_nobody_may_change_is_found_before_anything_changes() {
-    if !rustix::process::geteuid().is_root() {
-        return; // Nobody else can mark one.
+    if needs_root("nobody else can mark one") {
+        return;
     }
     for (mark, unmark) in [("+i", "-i"), ("+a", "-a")] {
         let desk = Desk::with_files();
@@ -128,8 +130,8 @@ fn a_file_that_nobody_may_change_is_found_before_anything_changes() {
 
 #[test]
 fn a_workspace_on_another_file_system_is_as_good() {
-    if !rustix::process::geteuid().is_root() {
-        return; // Nobody else can mount.
+    if needs_root("nobody else can mount") {
+        return;
     }
     for mode in MODES {
         let desk = Desk::new();
