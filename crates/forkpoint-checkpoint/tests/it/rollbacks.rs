@@ -377,10 +377,13 @@ fn a_tree_that_no_longer_fits_is_left_as_it_is() {
     place.grows("count", 3);
     let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
     let mut tracker = Tracker::new();
-    // While it sleeps, there is a child that will be gone.
+    // While it sleeps, there is a child that will be gone; one that has just ended has told its parent so.
     let captured = until("it has a child", || {
         let captured = tracker.capture(&tree, &spec, || Ok(())).unwrap();
-        (captured.snapshot.processes.len() == 2).then_some(captured)
+        let processes = &captured.snapshot.processes;
+        let lives =
+            processes.iter().all(|each| each.alive().is_some_and(|it| it.pending.is_empty()));
+        (processes.len() == 2 && lives).then_some(captured)
     });
     tracker.note(place.write(&captured));
     let chain = Chain::open(place.images.clone()).unwrap();
