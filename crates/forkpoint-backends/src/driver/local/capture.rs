@@ -20,12 +20,11 @@ use forkpoint_core::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    connection::ask_blocking,
     host::{Host, failed, launch_error, layer_error},
     init::{Reply, Request},
     launch::Isolation,
     record::{Record, Sealed},
-    sandbox::{odd_reply, unreachable},
+    sandbox::odd_reply,
     spawner::Order,
     wire,
 };
@@ -132,8 +131,7 @@ impl Host {
     /// Files that processes of the sandbox have mapped to write, from its root.
     pub(super) fn mapped_files(&self, record: &Record) -> DriverResult<Vec<PathBuf>> {
         let Some(cgroup) = record.freezer() else {
-            let place = self.place(record.id);
-            return match ask_blocking(&place, record, &Request::Mapped).map_err(unreachable)?.0 {
+            return match self.ask(record, &Request::Mapped)?.0 {
                 Reply::Paths(paths) => {
                     Ok(paths.into_iter().map(|path| OsString::from(path).into()).collect())
                 }

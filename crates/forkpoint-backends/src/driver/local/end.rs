@@ -100,6 +100,16 @@ pub(super) fn kill(init: Option<&InitRecord>, cgroup: Option<&Cgroup>) -> Option
     Some(pidfd)
 }
 
+/// Whether one that does not answer is gone after a moment.
+pub(super) fn ends_soon(init: &InitRecord) -> bool {
+    const MOMENT: Duration = Duration::from_secs(2);
+    let pid = rustix::process::Pid::from_raw(init.pid).filter(|_| init.is_alive());
+    if let Some(pidfd) = pid.and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok()) {
+        wait_for_death(&pidfd, MOMENT);
+    }
+    !init.is_alive()
+}
+
 fn wait_for_death(pidfd: &OwnedFd, time: Duration) {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let wait =

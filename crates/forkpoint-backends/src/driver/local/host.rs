@@ -21,13 +21,14 @@ use super::{
     DRIVER, LocalConfig,
     cgroup::{Cgroup, Cgroups},
     client::Client,
-    end::{hold_mounts, kill},
+    end::{ends_soon, hold_mounts, kill},
     launch::Isolation,
     memory::{
         KeptMemory,
         back::{Anew, LastGoneBackTo, RolledBack},
     },
     record::{self, Doomed, Place, Record},
+    seal::is_ending,
     spawner::Order,
     template::{Base, TemplateError},
     warm::Pool,
@@ -366,8 +367,14 @@ impl Host {
     }
 
     /// Ends what a rollback replaced, and completes a seal that somebody left. The sandbox is
-    /// locked.
+    /// locked. One that is on its way out is gone when this returns.
     pub(super) fn finish(&self, mut record: Record) -> DriverResult<Record> {
+        if let Some(init) = &record.init
+            && is_ending(init.pid.cast_unsigned())
+        {
+            // Whoever stopped it may have been killed before it was gone.
+            ends_soon(init);
+        }
         if let Some(doomed) = record.doomed.take() {
             self.end(doomed.init.as_ref(), doomed.cgroup.as_ref());
             let place = self.place(record.id);

@@ -34,7 +34,7 @@ pub(super) use file::{Listed, ListedKind, MadeEntry, WriteHow};
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Request {
     Ping,
-    /// Who may not look at a process from outside asks it.
+    /// Who may not look at a process from outside asks it: for those of users and of mounts, and its root.
     Namespaces,
     /// With three descriptors, or none for a terminal.
     Exec(ExecRequest),
@@ -351,7 +351,7 @@ impl Init {
     fn show_namespaces(&mut self, number: RawFd) {
         let open = || {
             let open = |kind| std::fs::File::open(format!("/proc/self/ns/{kind}"));
-            Ok::<_, io::Error>([open("user")?, open("mnt")?])
+            Ok::<_, io::Error>([open("user")?, open("mnt")?, std::fs::File::open("/")?])
         };
         match open() {
             Ok(files) => {

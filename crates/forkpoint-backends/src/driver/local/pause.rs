@@ -10,6 +10,7 @@ use forkpoint_core::{
 use super::{
     DRIVER,
     connection::ask_blocking,
+    end::ends_soon,
     host::{Host, failed, io_error, state_of},
     init::{Reply, Request},
     launch::Isolation,
@@ -24,7 +25,7 @@ impl Host {
         let record = self.finish(self.record(id)?)?;
         // Also one that its user paused: whoever did so may have died before it stood still.
         if record.is_alive() {
-            self.freeze(record)?;
+            unless_it_ended(self.freeze(record))?;
         }
         Ok(lock)
     }
@@ -60,7 +61,7 @@ impl Host {
     pub(super) fn let_go(&self, id: SandboxId) -> DriverResult<()> {
         let record = self.record(id)?;
         match record.is_alive() && !record.paused {
-            true => self.thaw(record),
+            true => unless_it_ended(self.thaw(record)),
             false => Ok(()),
         }
     }
@@ -70,7 +71,7 @@ impl Host {
         let Some(record) = self.find(id)? else { return Ok(()) };
         let record = self.finish(record)?;
         match record.paused && record.is_alive() {
-            true => self.freeze(record),
+            true => unless_it_ended(self.freeze(record)),
             false => self.let_go(id),
         }
     }
@@ -130,9 +131,24 @@ impl Host {
         }
     }
 
+    /// One that does not answer because it is on its way out is not running: it closes its socket long
+    /// before it is gone.
+    pub(super) fn ask(
+        &self,
+        record: &Record,
+        request: &Request,
+    ) -> DriverResult<(Reply, Vec<OwnedFd>)> {
+        let state = SandboxState::Stopped;
+        ask_blocking(&self.place(record.id), record, request).map_err(|err| {
+            match record.init.as_ref().is_none_or(ends_soon) {
+                true => DriverError::NotRunning { id: record.id, state },
+                false => unreachable(err),
+            }
+        })
+    }
+
     fn tell_init(&self, record: &Record, request: &Request) -> DriverResult<()> {
-        let place = self.place(record.id);
-        match ask_blocking(&place, record, request).map_err(unreachable)?.0 {
+        match self.ask(record, request)?.0 {
             Reply::Done => Ok(()),
             Reply::Failed(failure) => Err(failed("reach the sandbox's processes")(failure)),
             _ => Err(odd_reply()),
@@ -141,23 +157,29 @@ impl Host {
 
     /// On which device its root is, and how many processes it has. Init must not be frozen.
     pub(super) fn ask_init(&self, record: &Record) -> DriverResult<(u64, usize)> {
-        let place = self.place(record.id);
-        match ask_blocking(&place, record, &Request::Ping).map_err(unreachable)?.0 {
+        match self.ask(record, &Request::Ping)?.0 {
             Reply::Pong { root_device, processes } => Ok((root_device, processes)),
             _ => Err(odd_reply()),
         }
     }
 
-    /// Of users and of mounts, where the kernel does not show them: it does so to root only.
+    /// Of users and of mounts, and the root, where the kernel does not show them: it does so to root only.
     pub(super) fn namespaces(&self, record: &Record) -> DriverResult<Vec<OwnedFd>> {
         if record.isolation != Isolation::Rootless {
             return Ok(Vec::new());
         }
-        let place = self.place(record.id);
-        match ask_blocking(&place, record, &Request::Namespaces).map_err(unreachable)? {
+        match self.ask(record, &Request::Namespaces)? {
             (Reply::Opened, fds) => Ok(fds),
             (Reply::Failed(failure), _) => Err(failed("look at the sandbox's init")(failure)),
             _ => Err(odd_reply()),
         }
+    }
+}
+
+/// Whoever wanted to stop it, or to let it run, has what they wanted as far as it can be had.
+fn unless_it_ended(done: DriverResult<()>) -> DriverResult<()> {
+    match done {
+        Err(DriverError::NotRunning { state: SandboxState::Stopped, .. }) => Ok(()),
+        done => done,
     }
 }

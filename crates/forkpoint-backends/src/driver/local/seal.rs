@@ -11,19 +11,21 @@ use std::{
 };
 
 use forkpoint_core::{
-    driver::{Artifact, DriverResult, Piece, PieceName, SnapshotKind},
+    driver::{Artifact, DriverError, DriverResult, Piece, PieceName, SandboxState, SnapshotKind},
     id::{SandboxId, SnapshotId},
 };
 
 use super::{
     capture::CHAIN_MAX,
     client::Worker,
+    end::ends_soon,
     host::{ARTIFACT_VERSION, ArtifactData, Host, failed, launch_error, layer_error},
     launch::Isolation,
     memory::added,
     mount::OverlaySpec,
     record::{Record, Sealed, Sealing},
     spawner::{Readiness, SwitchSpec, Work},
+    wire::Failure,
     workspace::now,
 };
 use crate::layer::{Layer, LayerName, LayerResult, LayerSize, Manifest};
@@ -253,15 +255,15 @@ impl Host {
         let namespaces = self.namespaces(record)?;
         let fds: Vec<_> = [lock].into_iter().chain(&namespaces).map(|fd| fd.as_fd()).collect();
         let switched = worker.ask(&Work::Switch(spec), &fds);
-        switched.map(drop).or_else(|failure| {
-            // Whoever was asked may have died between the deed and the answer.
-            if self.root_device(record).is_ok_and(|now| now != root_device) {
-                return Ok(());
-            }
-            let _ = self.store.throw_away(&place.generation(next));
-            self.write(record)?;
-            Err(launch_error("change the sandbox's root")(failure))
-        })
+        // Only what is seen counts: whoever was asked may have died between the deed and the answer, and what was
+        // written must not become a layer while anybody still writes there.
+        if self.root_device(record).is_ok_and(|now| now != root_device) {
+            return Ok(());
+        }
+        let _ = self.store.throw_away(&place.generation(next));
+        self.write(record)?;
+        let nothing = || Failure::new("look at it", &io::Error::other("it is the one before"));
+        Err(launch_error("change the sandbox's root")(switched.err().unwrap_or_else(nothing)))
     }
 
     /// Tells on which root init stands.
@@ -271,6 +273,11 @@ impl Host {
             Ok(stat) => Ok(stat.st_dev),
             // Only init itself may look there, and one that is frozen cannot.
             Err(_) if record.freezer().is_none() => Ok(self.ask_init(record)?.0),
+            // One that is on its way out has let go of its root already.
+            Err(_) if record.init.as_ref().is_none_or(ends_soon) => {
+                let state = SandboxState::Stopped;
+                Err(DriverError::NotRunning { id: record.id, state })
+            }
             Err(err) => Err(failed("look at the sandbox's root (it takes CAP_SYS_PTRACE)")(
                 io::Error::from(err),
             )),
@@ -291,7 +298,15 @@ impl Host {
         let is_alive = record.is_alive();
         // What was moved is the layer, also when nobody lives any more who stands on it.
         let moved = !upper.is_dir() && self.store.layer(&name).is_ok();
-        if !moved && (!is_alive || self.root_device(&record)? == sealing.root_device) {
+        let device = match is_alive && !moved {
+            true => self.root_device(&record),
+            false => Ok(sealing.root_device),
+        };
+        if matches!(device, Err(DriverError::NotRunning { .. })) {
+            // It ended while we looked.
+            return self.finish_seal(record, sealing);
+        }
+        if !moved && device? == sealing.root_device {
             // Of a sandbox that died meanwhile nothing was written there: it stood still.
             let gone = self.store.throw_away(&place.generation(next));
             gone.map_err(layer_error("remove a work directory"))?;

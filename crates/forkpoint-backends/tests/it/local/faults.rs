@@ -2,7 +2,9 @@
 
 use std::{
     fs,
-    path::PathBuf,
+    io::{self, BufRead as _},
+    path::{Path, PathBuf},
+    process::{self, Stdio},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -67,6 +69,76 @@ fn a_killed_init_is_a_stopped_sandbox_that_comes_back() {
     });
 }
 
+/// Traces a process, so that it is not gone before the tracer is: a moment after somebody asks for it, long
+/// enough for who does not wait to be at the end of their patience.
+const TRACER: &str = "import ctypes, sys, time
+assert ctypes.CDLL(None, use_errno=True).ptrace(0x4206, int(sys.argv[1]), 0, 0) == 0, ctypes.get_errno()
+print('on', flush=True)
+sys.stdin.read()
+time.sleep(0.2)";
+
+/// A process that is named so, as the machine sees it.
+fn named(argv: &str) -> Option<i32> {
+    let is_it = |pid: &i32| {
+        let read = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        read.replace('\0', " ").trim_end() == argv
+    };
+    pids().into_iter().find(is_it)
+}
+
+fn is_deaf(socket: &Path) -> bool {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+    let kind = SocketType::SEQPACKET;
+    let end = rustix::net::socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
+    let address = SocketAddrUnix::new(socket).unwrap();
+    rustix::net::connect(end.unwrap(), &address).is_err()
+}
+
+/// It closes its socket first, and is not gone before the last of its processes is.
+#[test]
+fn an_init_that_is_on_its_way_out_is_as_good_as_gone() {
+    let Some(scene) = Scene::new(true) else { return };
+    for operation in ["settle", "seal", "start"] {
+        scene.run(async {
+            let sandbox = scene.create().await;
+            let id = sandbox.id();
+            write(&*sandbox, "/srv/kept", "kept").await.unwrap();
+            let argv = format!("sleep 1{:020}", unique());
+            start(&*sandbox, &format!("echo on; exec {argv}")).await;
+            until("it sleeps", || {
+                named(&argv).is_none().then(|| argv.clone()).into_iter().collect()
+            });
+            let mut tracer = process::Command::new("python3")
+                .args(["-c", TRACER, &named(&argv).unwrap().to_string()])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut said = String::new();
+            let heard = tracer.stdout.take().unwrap();
+            io::BufReader::new(heard).read_line(&mut said).unwrap();
+            assert_eq!(said, "on\n");
+            let socket = scene.place(id).join("s0");
+            assert!(!is_deaf(&socket));
+            kill(scene.init(id));
+            until("it hears nobody", || {
+                (!is_deaf(&socket)).then(|| "it does".to_owned()).into_iter().collect()
+            });
+            assert!(super::scene::is_alive(scene.init(id)));
+            drop(tracer.stdin.take());
+            match operation {
+                "settle" => scene.driver.settle(id).await.unwrap(),
+                "seal" => drop(seal(&*sandbox).await),
+                _ => {}
+            }
+            scene.driver.start(id, &spec()).await.unwrap();
+            scene.note(id);
+            assert_eq!(read_text(&*sandbox, "/srv/kept").await, "kept");
+            assert!(tracer.wait().unwrap().success());
+        });
+    }
+}
+
 /// What is left of the one before is cleared away in the background, and must not be taken for it.
 #[test]
 fn an_id_can_be_tried_again_at_once() {
@@ -84,7 +156,7 @@ fn an_id_can_be_tried_again_at_once() {
 
 /// The launchers that this process has started and that live.
 fn spawners() -> Vec<i32> {
-    children(i32::try_from(std::process::id()).unwrap())
+    children(i32::try_from(process::id()).unwrap())
 }
 
 fn children(parent: i32) -> Vec<i32> {
@@ -184,6 +256,39 @@ fn a_launcher_that_is_killed_at_work_leaves_nothing_half_done() {
         eprintln!("{failures} of {round} operations were cut short");
         let copy = scene.restore(&seal(&*sandbox).await).await;
         assert_eq!(read_text(&*copy, "/srv/text").await, text);
+    });
+}
+
+/// Asks init for its namespaces, and covers its root in them.
+const COVER: &str = "import array, ctypes, os, socket, sys
+init = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+init.connect(sys.argv[1])
+init.send(b'\\0\"Namespaces\"')
+_, fds, _, _ = socket.recv_fds(init, 1000, 8)
+libc = ctypes.CDLL(None, use_errno=True)
+def must(result): assert result == 0, os.strerror(ctypes.get_errno())
+must(libc.setns(fds[0], 0x10000000))
+must(libc.setns(fds[1], 0x20000))
+must(libc.mount(b'none', b'/', b'tmpfs', 0, None))";
+
+/// As by a launcher that was killed after it had put the new root on top of the old one, and before anybody
+/// stood on it.
+#[test]
+fn what_lies_over_a_root_is_not_taken_for_it() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = scene.create().await;
+        let socket = scene.place(sandbox.id()).join("s0");
+        for text in ["one", "two"] {
+            let cover = process::Command::new("python3").args(["-c", COVER]).arg(&socket).status();
+            assert!(cover.unwrap().success());
+            write(&*sandbox, "/srv/text", text).await.unwrap();
+            let snapshot = seal(&*sandbox).await;
+            write(&*sandbox, "/srv/text", "later").await.unwrap();
+            let copy = scene.restore(&snapshot).await;
+            assert_eq!(read_text(&*copy, "/srv/text").await, text);
+            assert_eq!(read_text(&*sandbox, "/srv/text").await, "later");
+        }
     });
 }
 

@@ -36,27 +36,25 @@ pub(super) fn switch(
     mut fds: Vec<OwnedFd>,
 ) -> Result<(Outcome, OwnedFd), Failure> {
     let _lock = take_lock(&mut fds)?;
-    let mounts = match <[OwnedFd; 2]>::try_from(fds) {
-        Ok([users, mounts]) => {
+    let (mounts, root) = match <[OwnedFd; 3]>::try_from(fds) {
+        Ok([users, mounts, root]) => {
             enter(&users, LinkNameSpaceType::User)?;
             // Mounts are made in a namespace of the same owner that still sees the host.
             sys::unshare(UnshareFlags::NEWNS).doing("leave the host's mounts")?;
-            mounts
+            (mounts, root)
         }
-        Err(_) => File::open(format!("/proc/{}/ns/mnt", spec.pid))
-            .doing("find the sandbox's init")?
-            .into(),
+        Err(_) => {
+            let open = |what| File::open(format!("/proc/{}/{what}", spec.pid)).map(OwnedFd::from);
+            let both = open("ns/mnt").and_then(|mounts| Ok((mounts, open("root")?)));
+            both.doing("find the sandbox's init")?
+        }
     };
     let overlays = make_overlays(spec, shared)?;
-    // Only root may look there.
-    let root = File::open(format!("/proc/{}/root", spec.pid));
     enter(&mounts, LinkNameSpaceType::Mount)?;
-    if let Ok(root) = root {
-        // Not what lies on top of it, which somebody left who died at this: only those who stand on
-        // the root that is replaced are taken along.
-        let stand = fchdir(&root).and_then(|()| chroot("."));
-        stand.doing("stand where the sandbox's init stands")?;
-    }
+    // Not what lies on top of it, which somebody left who died at this: only those who stand on the root
+    // that is replaced are taken along.
+    let stand = fchdir(&root).and_then(|()| chroot("."));
+    stand.doing("stand where the sandbox's init stands")?;
     let old = root::replace(&overlays)?;
     Ok((Outcome::Switched, old))
 }
