@@ -5,6 +5,9 @@
 //! being deleted in `trash/`. A layer comes and goes by one `rename`, so that nobody ever sees half of
 //! one, and whatever a killed process leaves in the other two is taken away at the next start.
 //!
+//! Small files of a busy sandbox may be in bundles beside the tree for a while, which is named `packed/` then.
+//! Whoever asks for the layer has them made first.
+//!
 //! Nothing in a layer is ever changed but `layer.json`: files are shared between layers by hard links.
 //!
 //! Everything here blocks; call it from a thread that may.
@@ -12,6 +15,7 @@
 mod attributes;
 mod back;
 mod board;
+mod bundle;
 mod capture;
 mod changed;
 mod copy;
@@ -23,6 +27,7 @@ mod error;
 mod fill;
 mod first;
 mod flatten;
+mod lookup;
 mod manifest;
 mod marks;
 mod measure;
@@ -40,6 +45,7 @@ mod trash;
 mod travel;
 mod tree;
 mod unchanged;
+mod unpack;
 mod view;
 mod whole;
 
@@ -101,11 +107,13 @@ pub fn measure_tree(path: &Path) -> LayerResult<LayerSize> {
 pub struct Layer {
     path: PathBuf,
     record: LayerRecord,
+    /// Small files of it are still in bundles.
+    packed: bool,
 }
 
 impl Layer {
-    fn new(directories: &store::Directories, record: LayerRecord) -> Self {
-        Self { path: directories.layers_path().join(record.name.as_str()), record }
+    fn new(directories: &store::Directories, record: LayerRecord, packed: bool) -> Self {
+        Self { path: directories.layers_path().join(record.name.as_str()), record, packed }
     }
 
     #[must_use]
@@ -121,6 +129,12 @@ impl Layer {
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether small files of it were still in bundles when it was looked at.
+    #[must_use]
+    pub fn is_packed(&self) -> bool {
+        self.packed
     }
 
     /// For overlayfs as a lower directory.

@@ -72,6 +72,23 @@ impl Attributes {
         if has_mode && !extended { Ok(()) } else { set_mode(to, stat).during("set the mode of") }
     }
 
+    /// Of a file that has nothing to copy: whether it was one of a layer below before somebody wrote to it.
+    pub(super) fn only_origin(&mut self, file: BorrowedFd) -> Result<Option<bool>, Fault> {
+        let len = match list(Place::Open(file), &mut self.names) {
+            Err(Errno::OPNOTSUPP) => 0,
+            result => result.during("list attributes of")?,
+        };
+        let mut origin = false;
+        for name in self.names[..len].split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
+            match self.marks.fate(name) {
+                Fate::Emptied => origin = true,
+                Fate::Dropped => {}
+                Fate::Kept | Fate::Refused => return Ok(None),
+            }
+        }
+        Ok(Some(origin))
+    }
+
     /// Whether there were any.
     pub(super) fn copy_extended(
         &mut self,

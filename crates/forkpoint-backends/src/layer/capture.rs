@@ -18,6 +18,7 @@ use rustix::{
 
 use super::{
     LayerResult, Manifest, Marks,
+    bundle::Packing,
     copy::Done,
     crew::{Crew, sum, with_crew},
     cursor::{DirCursor, KEEP},
@@ -45,12 +46,14 @@ pub struct CaptureSpec<'a> {
     /// Files, from the root of the sandbox, that a process has mapped to write. Writing to a page
     /// that is dirty already leaves no trace in the inode, so these count as changed next time.
     pub mapped: &'a [PathBuf],
+    /// Small files may be made later, by root.
+    pub pack: bool,
 }
 
 impl<'a> CaptureSpec<'a> {
     #[must_use]
     pub fn new(upper: &'a Path) -> Self {
-        Self { upper, since: None, mapped: &[] }
+        Self { upper, since: None, mapped: &[], pack: false }
     }
 }
 
@@ -59,12 +62,14 @@ impl Stage {
     pub fn capture(&mut self, spec: &CaptureSpec) -> LayerResult<Manifest> {
         let (to, links) = self.openings()?;
         let source = Source::open(spec.upper)?;
-        let way = Way { marks: self.marks(), links, to, base: None, sealed: false };
+        let packing = spec.pack.then(|| self.packing(spec.upper)).transpose()?;
+        let way = Way { marks: self.marks(), links, to, base: None, sealed: false, packing };
         let (mut tree, done) = match spec.since {
             None => bring_all(source, way)?,
             Some(since) => bring_changes(source, Some(since.tree()), way)?,
         };
         self.add(done.copied);
+        self.packed = done.packed > 0;
         tree.mark_racy(clock_gettime(ClockId::RealtimeCoarse));
         mark_mapped(&mut tree, spec.mapped);
         Ok(Manifest::from(tree))
@@ -145,6 +150,8 @@ pub(super) struct Way {
     pub(super) base: Option<DirCursor>,
     /// The source is a layer.
     pub(super) sealed: bool,
+    /// Whether small files may be made later.
+    pub(super) packing: Option<Packing>,
 }
 
 /// Looks at everything before anything is copied, so that what changes meanwhile is noticed.
@@ -161,8 +168,8 @@ pub(super) fn bring_changes(
 
 /// Copies what the plan says.
 pub(super) fn bring(source: Source, tree: &Tree, plan: &Plan, way: Way) -> LayerResult<Done> {
-    let Way { marks, links, to, base, sealed } = way;
-    let site = Site::new(marks, links).at(|| source.path.to_owned())?;
+    let Way { marks, links, to, base, sealed, packing } = way;
+    let site = Site::new(marks, links, packing).at(|| source.path.to_owned())?;
     let mut walker = Walker { tree, plan, from: source.into_cursor(), to, base };
     with_crew(&site, sealed, |crew| walker.walk(crew)).map(|hands| sum(&hands))
 }
@@ -306,6 +313,9 @@ pub(super) fn fill_folder<'a>(
     mut tasks: Vec<Task<'a>>,
     crew: &mut Crew<'_, '_, 'a>,
 ) -> LayerResult<Weak<Folder<'a>>> {
+    if let Some(bundle) = &mut crew.hand.copier.bundle {
+        bundle.leave();
+    }
     let mut own = 0;
     while own < tasks.len() && crew.is_alone(tasks.len() - own) {
         let task = &tasks[own];

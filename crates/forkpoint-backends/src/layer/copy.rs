@@ -21,6 +21,7 @@ use rustix::{
 use super::{
     LayerSize,
     attributes::{Attributes, Place, set_times},
+    bundle::Bundle,
     error::{During as _, Fault},
     marks::put_whiteout,
     site::{Site, file_id},
@@ -41,6 +42,7 @@ pub(super) struct Copier<'a> {
     /// be one more write per file.
     quiet: bool,
     buffer: Vec<u8>,
+    pub(super) bundle: Option<Bundle<'a>>,
     pub(super) done: Done,
 }
 
@@ -50,6 +52,8 @@ pub(super) struct Done {
     pub(super) copied: LayerSize,
     /// Shared with an earlier layer.
     pub(super) linked: LayerSize,
+    /// Those that are still to be made.
+    pub(super) packed: u64,
 }
 
 impl<'a> Copier<'a> {
@@ -60,6 +64,7 @@ impl<'a> Copier<'a> {
             clones: true,
             quiet: true,
             buffer: vec![0; BUFFER],
+            bundle: site.packing.as_ref().map(Bundle::new),
             done: Done::default(),
         }
     }
@@ -210,6 +215,9 @@ impl<'a> Copier<'a> {
         name: &CStr,
         stat: &Stat,
     ) -> Result<(), Fault> {
+        if self.pack(source, name, stat)? {
+            return Ok(());
+        }
         let born = self.born_with(stat);
         let target = create(to, name, born.unwrap_or(Mode::RUSR | Mode::WUSR));
         let target = File::from(target.during("create a copy of")?);
@@ -217,6 +225,19 @@ impl<'a> Copier<'a> {
         let (from, to) = (Place::Open(source.as_fd()), Place::Open(target.as_fd()));
         self.attributes.copy(from, stat, to, born.is_some())?;
         set_times(to, stat)
+    }
+
+    /// Leaves it to be made later, if that can be.
+    fn pack(&mut self, source: &File, name: &CStr, stat: &Stat) -> Result<bool, Fault> {
+        let Some(bundle) = self.bundle.as_mut().filter(|bundle| bundle.wants(stat)) else {
+            return Ok(false);
+        };
+        let Some(copied_up) = self.attributes.only_origin(source.as_fd())? else {
+            return Ok(false);
+        };
+        bundle.add(source, name, stat, copied_up).during("copy")?;
+        self.done.packed += 1;
+        Ok(true)
     }
 
     /// The mode, if a file can be made with it: it must be open to its owner, who has yet to set
@@ -358,6 +379,20 @@ fn copy_range(
                 write_all(target, &buffer[..done], start)?;
                 start += done as u64;
             }
+            Err(Errno::INTR) => {}
+            Err(err) => return Err(err.into()),
+        }
+    }
+    Ok(())
+}
+
+/// As many bytes as there is room for, from the start.
+pub(super) fn read_all(source: &File, buffer: &mut [u8]) -> io::Result<()> {
+    let mut start = 0;
+    while start < buffer.len() {
+        match pread(source, &mut buffer[start..], start as u64) {
+            Ok(0) => return Err(io::Error::other("the file became shorter")),
+            Ok(done) => start += done,
             Err(Errno::INTR) => {}
             Err(err) => return Err(err.into()),
         }

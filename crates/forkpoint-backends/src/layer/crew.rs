@@ -38,7 +38,7 @@ pub(super) fn with_crew<'a>(
     walk: impl FnOnce(&mut Crew<'_, '_, 'a>) -> LayerResult<()>,
 ) -> LayerResult<Vec<Hand<'a>>> {
     let board = Board::default();
-    let hands = thread::scope(|scope| {
+    let mut hands = thread::scope(|scope| {
         let hand = Hand::new(site, sealed);
         let closing = Closing(&board);
         let threads = Vec::new();
@@ -46,7 +46,11 @@ pub(super) fn with_crew<'a>(
         board.watch(walk(&mut crew));
         crew.end()
     });
-    board.into_result().map(|()| hands)
+    board.into_result()?;
+    for bundle in hands.iter_mut().filter_map(|hand| hand.copier.bundle.as_mut()) {
+        bundle.finish()?;
+    }
+    Ok(hands)
 }
 
 /// What the walk sees of the threads that copy for it.
@@ -65,7 +69,7 @@ pub(super) struct Crew<'scope, 'env, 'a> {
 impl<'a> Crew<'_, '_, 'a> {
     /// Whether so little was copied, and is known to come, that nobody else is worth asking.
     pub(super) fn is_alone(&self, coming: usize) -> bool {
-        let Done { copied, linked } = self.hand.copier.done;
+        let Done { copied, linked, .. } = self.hand.copier.done;
         let files = copied.files + linked.files + copied.bytes / FILE_BYTES + coming as u64;
         self.threads.is_empty() && files < ALONE_FILES
     }
@@ -132,6 +136,7 @@ pub(super) fn sum(hands: &[Hand]) -> Done {
     let add = |a: Done, b: Done| Done {
         copied: plus(a.copied, b.copied),
         linked: plus(a.linked, b.linked),
+        packed: a.packed + b.packed,
     };
     hands.iter().map(|hand| hand.copier.done).fold(Done::default(), add)
 }

@@ -82,6 +82,14 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
+    pub(super) fn into_io(self) -> io::Error {
+        match self {
+            Self::Io { source, .. } => source,
+            Self::Unsupported { reason } => io::Error::other(reason),
+            Self::Changed => io::Error::other("it changed"),
+        }
+    }
+
     pub(super) fn at(self, path: PathBuf) -> LayerError {
         match self {
             Self::Io { operation, source } => LayerError::Io { operation, path, source },

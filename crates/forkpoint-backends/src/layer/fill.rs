@@ -147,6 +147,10 @@ impl<'a> Hand<'a> {
     /// One of a folder's tasks.
     pub(super) fn work(&mut self, folder: &Folder, task: &Task) -> LayerResult<()> {
         let path = || folder.path.join(OsStr::from_bytes(task.name.to_bytes()));
+        if let Some(bundle) = &mut self.copier.bundle {
+            let entered = bundle.enter(folder.marking.index, &folder.path, folder.from.as_fd());
+            entered.at(|| folder.path.clone())?;
+        }
         self.bring(folder.ends(), task).at(path)
     }
 

@@ -24,9 +24,9 @@ use super::{
 
 /// Copies everything. Nothing may write to the tree meanwhile. The way has no base.
 pub(super) fn bring_all(source: Source, way: Way) -> LayerResult<(Tree, Done)> {
-    let Way { marks, links, to, base: _, sealed } = way;
+    let Way { marks, links, to, base: _, sealed, packing } = way;
     let from = source.into_cursor();
-    let site = Site::new(marks, links).at(|| from.path())?;
+    let site = Site::new(marks, links, packing).at(|| from.path())?;
     let mut walker = Walker { marks, from, to, directories: Vec::new() };
     let hands = with_crew(&site, sealed, |crew| walker.walk(crew))?;
     let done = sum(&hands);

@@ -55,7 +55,7 @@ impl Stage {
         let open = |tree: &PathBuf| Ok(DirCursor::new(tree.clone(), open_path(tree)?, keep));
         let cursors = trees.iter().map(open).collect::<LayerResult<Vec<_>>>()?;
         let (to, links) = self.openings()?;
-        let site = Site::new(self.marks(), links).at(|| self.path())?;
+        let site = Site::new(self.marks(), links, None).at(|| self.path())?;
         let mut merger = Merger { layers: cursors, to, copier: Copier::new(&site), below };
         merger.merge()?;
         let done = merger.copier.done;

@@ -39,7 +39,14 @@ impl Stage {
         let to = open_path(&path)?;
         self.marks().set_opaque(&to).at(|| path.clone())?;
         let cursor = DirCursor::new(path.clone(), to, KEEP);
-        let way = Way { marks: self.marks(), links, to: cursor, base: None, sealed: false };
+        let way = Way {
+            marks: self.marks(),
+            links,
+            to: cursor,
+            base: None,
+            sealed: false,
+            packing: None,
+        };
         let brought = Source::open(source).and_then(|source| bring_changes(source, None, way));
         self.add(brought.map_err(explained)?.1.copied);
         // Attributes of overlayfs are not among those that were copied.

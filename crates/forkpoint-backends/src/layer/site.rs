@@ -14,6 +14,7 @@ use rustix::{
 
 use super::{
     Marks,
+    bundle::Packing,
     cursor::FileId,
     error::{During as _, Fault},
     store::unique,
@@ -30,6 +31,8 @@ pub(super) struct Site {
     /// Where the first of several names for one inode is kept for the others: their directories may
     /// be too deep to be reached again.
     links: OwnedFd,
+    /// For small files, where they may be made later.
+    pub(super) packing: Option<Packing>,
     several: Mutex<Several>,
 }
 
@@ -43,13 +46,18 @@ pub(super) struct Several {
 
 impl Site {
     /// `links` is an empty directory beside the tree that is written.
-    pub(super) fn new(marks: Marks, links: OwnedFd) -> Result<Self, Fault> {
+    pub(super) fn new(
+        marks: Marks,
+        links: OwnedFd,
+        packing: Option<Packing>,
+    ) -> Result<Self, Fault> {
         let newborn = fstat(&links).during("inspect")?;
         Ok(Self {
             marks,
             newborn: (newborn.st_uid, newborn.st_gid),
             masked: masked(links.as_fd()).during("create a file in")?,
             links,
+            packing,
             several: Mutex::default(),
         })
     }

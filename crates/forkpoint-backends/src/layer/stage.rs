@@ -20,6 +20,7 @@ use rustix::{
 
 use super::{
     Layer, LayerError, LayerName, LayerRecord, LayerResult, LayerSize, Marks,
+    bundle::{PACKED, Packing},
     cursor::{DirCursor, KEEP, id_of, names, open_directory},
     error::{At as _, During as _, Fault},
     record,
@@ -41,6 +42,8 @@ pub struct Stage {
     over: Option<LayerName>,
     size: LayerSize,
     left: bool,
+    /// Small files are still in bundles.
+    pub(super) packed: bool,
     /// When what is left of it goes.
     pub(super) when: When,
 }
@@ -61,6 +64,7 @@ impl Stage {
             over,
             size: LayerSize::default(),
             left: false,
+            packed: false,
             when: When::Now,
         };
         stage.furnish().at(path)?;
@@ -121,11 +125,21 @@ impl Stage {
         Ok((DirCursor::new(self.tree_path(), tree, KEEP), links))
     }
 
+    /// For small files of what lies below `source`.
+    pub(super) fn packing(&self, source: &std::path::Path) -> LayerResult<Packing> {
+        let directory = self.directory.try_clone().during("open").at(|| self.path())?;
+        Ok(Packing { directory, source: source.to_owned() })
+    }
+
     /// Makes the layer visible. With `sync` it survives a power cut when this returns: the whole
     /// file system is written to disk, which may be much more than the layer.
     pub fn commit(mut self, sync: bool) -> LayerResult<Layer> {
         let path = self.path();
         self.remove_links().at(|| path.clone())?;
+        if self.packed {
+            let renamed = renameat(&self.directory, TREE, &self.directory, PACKED);
+            renamed.during("name").at(|| path.clone())?;
+        }
         let record = self.record(Some(self.size), sync);
         record.write(self.directory.as_fd(), false).during("describe").at(|| path.clone())?;
         if sync {
@@ -143,7 +157,7 @@ impl Stage {
         if sync {
             fsync(&directories.layers).during("write to disk").at(|| path)?;
         }
-        Ok(Layer::new(directories, record))
+        Ok(Layer::new(directories, record, self.packed))
     }
 
     /// Makes a layer of a directory that is there already, by moving it. The move is the one moment
@@ -229,7 +243,7 @@ impl PromisedLayer {
             let synced = fsync(&self.directory).and_then(|()| fsync(&directories.layers));
             synced.during("write to disk").at(path)?;
         }
-        Ok(Layer::new(directories, self.record.clone()))
+        Ok(Layer::new(directories, self.record.clone(), false))
     }
 }
 

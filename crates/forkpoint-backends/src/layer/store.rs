@@ -1,7 +1,6 @@
 //! The directories of a store, and what is done to them.
 
 use std::{
-    collections::HashSet,
     ffi::{CStr, CString},
     hash::{BuildHasher as _, RandomState},
     os::fd::{AsFd as _, OwnedFd},
@@ -23,15 +22,13 @@ use rustix::{
 
 use super::{
     Layer, LayerError, LayerName, LayerRecord, LayerResult, LayerSize, Leftover, Marks, ReapStats,
+    bundle::PACKED,
     cursor::{DirCursor, KEEP, names, open_directory},
     error::{At as _, During as _, Fault},
     measure, record,
     stage::{PromisedLayer, Stage, TREE, to_c},
     trash::{self, Reaper, When, lock_if_dead},
 };
-
-/// More layers than overlayfs can put on each other.
-const CHAIN_MAX: usize = 500;
 
 /// Layers below one directory. Several processes may use one at the same time, and may be killed at
 /// any moment.
@@ -87,6 +84,10 @@ impl LayerStore {
         let store = Self(Arc::new(Shared { directories, reaper: Reaper::default() }));
         store.sweep()?;
         Ok(store)
+    }
+
+    pub(super) fn directories(&self) -> &Directories {
+        &self.0.directories
     }
 
     /// How layers that are made here say what they hide.
@@ -156,55 +157,12 @@ impl LayerStore {
         Ok(())
     }
 
-    pub fn layer(&self, name: &LayerName) -> LayerResult<Layer> {
-        let directory = self.directory_of(name)?;
-        Ok(Layer::new(&self.0.directories, LayerRecord::read(&directory, name)?))
-    }
-
-    /// Every layer that is complete, in the order of their names.
-    pub fn list(&self) -> LayerResult<Vec<LayerName>> {
-        let directories = &self.0.directories;
-        let path = || directories.layers_path();
-        let mut found = Vec::new();
-        for (name, _) in names(directories.layers().at(path)?.as_fd()).at(path)? {
-            if let Some(name) = name.to_str().ok().and_then(|name| name.parse().ok())
-                && self.directory_of(&name).is_ok()
-            {
-                found.push(name);
-            }
-        }
-        found.sort_unstable();
-        Ok(found)
-    }
-
-    /// A layer and all that it lies on, the top first.
-    pub fn chain(&self, top: &LayerName) -> LayerResult<Vec<Layer>> {
-        let damaged = |reason: String| LayerError::Damaged { name: top.to_string(), reason };
-        let mut chain = vec![self.layer(top)?];
-        let mut seen = HashSet::from([top.clone()]);
-        while let Some(next) = chain.last().and_then(|layer| layer.record().over.clone()) {
-            if !seen.insert(next.clone()) {
-                return Err(damaged(format!("it lies on `{next}` twice")));
-            }
-            if chain.len() == CHAIN_MAX {
-                return Err(damaged(format!("it lies on more than {CHAIN_MAX} layers")));
-            }
-            chain.push(match self.layer(&next) {
-                Err(LayerError::Missing { name }) => {
-                    return Err(damaged(format!("there is no layer `{name}` below it")));
-                }
-                result => result?,
-            });
-        }
-        Ok(chain)
-    }
-
     /// Counts what a layer holds and writes it down; a layer that knows is not counted again.
     pub fn measure(&self, name: &LayerName) -> LayerResult<LayerSize> {
-        let layer = self.layer(name)?;
-        if let Some(size) = layer.record().size {
+        if let Some(size) = self.known(name)?.record().size {
             return Ok(size);
         }
+        let layer = self.layer(name)?;
         let tree = open_path(&layer.tree_path())?;
         let size = measure::measure(DirCursor::new(layer.tree_path(), tree, KEEP))?;
         self.describe(name, |record| record.size = Some(size))?;
@@ -223,8 +181,8 @@ impl LayerStore {
 
     /// Changes what a layer says of itself; two who do it at once do not undo each other's.
     fn describe(&self, name: &LayerName, change: impl FnOnce(&mut LayerRecord)) -> LayerResult<()> {
-        let path = || self.0.directories.layers_path().join(name.as_str());
-        let directory = self.directory_of(name)?;
+        let path = || self.path_of(name);
+        let (directory, _) = self.directory_of(name)?;
         flock(&directory, FlockOperation::LockExclusive).during("lock").at(path)?;
         let mut record = LayerRecord::read(&directory, name)?;
         change(&mut record);
@@ -237,6 +195,11 @@ impl LayerStore {
         let name: LayerName = name.parse()?;
         let directories = &self.0.directories;
         let path = || directories.layers_path().join(name.as_str());
+        // Whoever makes files of it must not do so in the trash.
+        let layer = open_directory(&directories.layers, &to_c(&name)).ok();
+        if let Some(layer) = layer.as_ref().filter(|layer| !has(layer, TREE)) {
+            flock(layer, FlockOperation::LockExclusive).during("lock").at(path)?;
+        }
         match directories.move_to_trash(&directories.layers, &to_c(&name)) {
             Ok(()) => self.0.reaper.ring(directories, When::Now),
             Err(Errno::NOENT) => {}
@@ -277,21 +240,6 @@ impl LayerStore {
     pub fn take_leftovers(&self) -> Vec<Leftover> {
         self.0.reaper.take_leftovers()
     }
-
-    fn directory_of(&self, name: &LayerName) -> LayerResult<OwnedFd> {
-        let directories = &self.0.directories;
-        let path = || directories.layers_path().join(name.as_str());
-        let missing = || LayerError::Missing { name: name.to_string() };
-        let directory = match open_directory(&directories.layers, &to_c(name)) {
-            Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Err(missing()),
-            result => result.during("open").at(path)?,
-        };
-        match statat(&directory, TREE, AtFlags::SYMLINK_NOFOLLOW) {
-            Ok(_) => Ok(directory),
-            Err(Errno::NOENT) => Err(missing()),
-            Err(err) => Err(err).during("inspect").at(path),
-        }
-    }
 }
 
 impl Shared {
@@ -308,11 +256,16 @@ impl Shared {
         let Ok(Some(name)) = record::name_in(stage) else { return };
         let name = to_c(&name);
         if let Ok(layer) = open_directory(layers, &name)
-            && matches!(statat(&layer, TREE, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT))
+            && !has(&layer, TREE)
+            && !has(&layer, PACKED)
         {
             self.throw_away(layers, &name, When::Now);
         }
     }
+}
+
+fn has(directory: &OwnedFd, part: &CStr) -> bool {
+    !matches!(statat(directory, part, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT))
 }
 
 impl Directories {
@@ -350,7 +303,7 @@ impl Directories {
     }
 
     /// A descriptor of its own for each reader, since a descriptor remembers how far it was read.
-    fn layers(&self) -> Result<OwnedFd, Fault> {
+    pub(super) fn layers(&self) -> Result<OwnedFd, Fault> {
         open_directory(&self.layers, c".").during("open")
     }
 

@@ -61,7 +61,7 @@ impl Stage {
         // An earlier layer may go at any time; then everything is copied.
         let base =
             base.and_then(|path| Some(DirCursor::new(path.clone(), open_path(&path).ok()?, KEEP)));
-        let way = Way { marks: Marks::Plain, links, to, base, sealed: false };
+        let way = Way { marks: Marks::Plain, links, to, base, sealed: false, packing: None };
         let done = bring(source, &tree, &plan, way).map_err(explained)?;
         self.add(done.copied);
         self.add(done.linked);
@@ -102,7 +102,7 @@ impl Layer {
         let links = spare.directory.try_clone().during("open").at(path)?;
         let root = root.try_clone().during("open").at(path)?;
         let to = DirCursor::new(path(), root, KEEP);
-        let way = Way { marks: Marks::Plain, links, to, base: None, sealed: true };
+        let way = Way { marks: Marks::Plain, links, to, base: None, sealed: true, packing: None };
         Ok(bring(source, &tree, &plan, way)?.copied)
     }
 

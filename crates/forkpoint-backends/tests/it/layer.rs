@@ -12,6 +12,7 @@ use tempfile::TempDir;
 
 use crate::unprivileged::SKIPPED;
 
+mod bundle;
 mod capture;
 mod crowd;
 mod flatten;
@@ -63,6 +64,8 @@ struct Scene {
     store: LayerStore,
     captured: u128,
     manifest: Option<Manifest>,
+    /// Whether small files are made later.
+    pack: bool,
 }
 
 impl Scene {
@@ -70,7 +73,12 @@ impl Scene {
         let directory = TempDir::new().unwrap();
         fs::create_dir(directory.path().join("upper")).unwrap();
         let store = LayerStore::open(&directory.path().join("store")).unwrap();
-        Self { directory, store, captured: 0, manifest: None }
+        Self { directory, store, captured: 0, manifest: None, pack: false }
+    }
+
+    /// Only root has files made later.
+    fn packing() -> Self {
+        Self { pack: is_root(), ..Self::new() }
     }
 
     fn path(&self, below: &str) -> PathBuf {
@@ -91,7 +99,8 @@ impl Scene {
         self.captured += 1;
         let mut stage = self.store.stage(name(self.captured), over).unwrap();
         let upper = self.upper();
-        let spec = CaptureSpec { since: self.manifest.as_ref(), ..CaptureSpec::new(&upper) };
+        let (since, pack) = (self.manifest.as_ref(), self.pack);
+        let spec = CaptureSpec { since, pack, ..CaptureSpec::new(&upper) };
         let manifest = stage.capture(&spec).unwrap();
         // What a driver does: the manifest goes to disk and comes back.
         self.manifest = Some(Manifest::decode(&manifest.encode()).unwrap());

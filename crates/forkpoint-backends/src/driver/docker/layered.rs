@@ -208,7 +208,8 @@ impl Host {
             (near.upper.clone(), near.mapped.clone(), LayerName::of(marked.snapshot));
         let (stage, manifest) = blocking(move || {
             let mut stage = store.stage(name, None).map_err(layer_error("copy what changed"))?;
-            let spec = CaptureSpec { upper: &upper, since: since.as_ref(), mapped: &mapped };
+            let spec =
+                CaptureSpec { upper: &upper, since: since.as_ref(), mapped: &mapped, pack: false };
             let manifest = stage.capture(&spec).map_err(layer_error("copy what changed"))?;
             Ok((stage, manifest))
         })
@@ -308,7 +309,8 @@ impl Host {
 pub(super) async fn describe(near: &Near, since: Option<&Manifest>) -> DriverResult<UpperState> {
     let (upper, mapped, since) = (near.upper.clone(), near.mapped.clone(), since.cloned());
     blocking(move || {
-        let spec = CaptureSpec { upper: &upper, since: since.as_ref(), mapped: &mapped };
+        let spec =
+            CaptureSpec { upper: &upper, since: since.as_ref(), mapped: &mapped, pack: false };
         describe_upper(&spec, Marks::Trusted).map_err(layer_error("look at what changed"))
     })
     .await

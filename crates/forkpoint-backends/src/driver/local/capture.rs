@@ -60,6 +60,8 @@ impl Host {
             since,
             manifest: path.clone(),
             mapped: self.mapped_files(&record)?,
+            // Files are made later by whoever comes, and may be those of somebody else.
+            pack: record.isolation != Isolation::Rootless,
         };
         let layer = self.copy_changes(lock, &record, work)?;
         // The sandbox may lie on the flat one next time: that stays its own until then.
@@ -95,7 +97,7 @@ impl Host {
     ) -> DriverResult<Layer> {
         let layer = work.layer.clone();
         self.on_layers(lock, record, LayerWork::Capture(work))?;
-        self.store.layer(&layer).map_err(layer_error("read a layer"))
+        self.store.known(&layer).map_err(layer_error("read a layer"))
     }
 
     /// By ourselves, or without root by a copy of the spawner as root of the sandbox.
@@ -110,7 +112,16 @@ impl Host {
     }
 
     fn can_lie_on(&self, layer: &LayerName) -> bool {
-        self.store.chain(layer).is_ok_and(|chain| chain.len() < CHAIN_MAX)
+        self.store.known_chain(layer).is_ok_and(|chain| chain.len() < CHAIN_MAX)
+    }
+
+    /// Has somebody who outlives us make the small files of a snapshot, while everything runs again.
+    pub(super) fn unpack_later(&self, snapshot: SnapshotId) {
+        let layer = LayerName::of(snapshot);
+        if self.store.known(&layer).is_ok_and(|layer| layer.is_packed()) {
+            // Else it is done by whoever needs it first.
+            let _ = self.client.tell(&Order::Unpack { store: self.root.join("store"), layer }, &[]);
+        }
     }
 
     /// Merges the chain that the sandbox lies on, for the next seal to lie on. The sandbox may run.
@@ -201,6 +212,7 @@ pub(super) struct CaptureWork {
     manifest: PathBuf,
     #[serde(with = "wire::paths")]
     mapped: Vec<PathBuf>,
+    pack: bool,
 }
 
 impl LayerWork {
@@ -226,7 +238,12 @@ impl CaptureWork {
             None => None,
         };
         let mut stage = store.stage(self.layer.clone(), self.over.clone())?;
-        let spec = CaptureSpec { upper: &self.upper, since: since.as_ref(), mapped: &self.mapped };
+        let spec = CaptureSpec {
+            upper: &self.upper,
+            since: since.as_ref(),
+            mapped: &self.mapped,
+            pack: self.pack,
+        };
         let manifest = stage.capture(&spec)?;
         // Before the layer is there: a manifest without its layer is of no use, and the reverse is
         // a layer that nobody asks for.

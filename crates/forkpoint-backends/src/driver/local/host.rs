@@ -269,7 +269,7 @@ impl Host {
         if (artifact.kind == SnapshotKind::Full) == data.memory.is_empty() {
             return Err(damaged("what it says of processes is not true".to_owned()));
         }
-        self.store.chain(&data.layer).map_err(|err| damaged(err.to_string()))?;
+        self.store.known_chain(&data.layer).map_err(|err| damaged(err.to_string()))?;
         Ok(data)
     }
 

@@ -289,6 +289,7 @@ impl Sandbox for LocalSandbox {
             kind,
             connections: Connections::Refuse,
             is_long: false,
+            sealed: None,
         }))
     }
 }
@@ -314,6 +315,7 @@ struct Paused {
     connections: Connections,
     /// Whether it lies on many layers.
     is_long: bool,
+    sealed: Option<SnapshotId>,
 }
 
 #[async_trait]
@@ -326,7 +328,7 @@ impl PausedSandbox for Paused {
             SnapshotKind::Full => host.seal_full(&lock, id, snapshot, connections),
         };
         let (artifact, is_long) = blocking(seal).await?;
-        self.is_long = is_long;
+        (self.is_long, self.sealed) = (is_long, Some(snapshot));
         Ok(artifact)
     }
 
@@ -349,6 +351,9 @@ impl PausedSandbox for Paused {
         blocking(move || {
             if self.kind == SnapshotKind::Files {
                 self.host.let_go(self.id)?;
+            }
+            if let Some(snapshot) = self.sealed {
+                self.host.unpack_later(snapshot);
             }
             if self.is_long {
                 // It is tried again next time, and costs nothing but time until then.

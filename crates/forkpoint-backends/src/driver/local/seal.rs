@@ -50,13 +50,14 @@ impl Host {
             true => self.rotate(lock, record, snapshot)?,
             false => {
                 let (layer, own) = self.capture(lock, record, snapshot)?;
-                (self.chain(Some(layer.name()))?, own)
+                let chain = self.store.known_chain(layer.name());
+                (chain.map_err(layer_error("read the layers"))?, own)
             }
         };
         let layer = &chain[0];
         let mut pieces = vec![piece(layer)];
         for name in &own {
-            pieces.push(piece(&self.store.layer(name).map_err(layer_error("read a layer"))?));
+            pieces.push(piece(&self.store.known(name).map_err(layer_error("read a layer"))?));
         }
         let (layer_name, memory) = (layer.name().clone(), Vec::new());
         let lies_on = Vec::new();
@@ -87,7 +88,7 @@ impl Host {
     /// counted too, once.
     fn count(&self, artifact: Artifact) -> DriverResult<Artifact> {
         let data = self.read_artifact(&artifact)?;
-        let chain = self.store.chain(&data.layer).map_err(layer_error("read the layers"))?;
+        let chain = self.store.known_chain(&data.layer).map_err(layer_error("read the layers"))?;
         let mut sizes = Vec::with_capacity(chain.len());
         for layer in &chain {
             sizes.push(self.store.measure(layer.name()).map_err(layer_error("count files"))?);
@@ -297,7 +298,7 @@ impl Host {
         let upper = place.upper(record.generation);
         let is_alive = record.is_alive();
         // What was moved is the layer, also when nobody lives any more who stands on it.
-        let moved = !upper.is_dir() && self.store.layer(&name).is_ok();
+        let moved = !upper.is_dir() && self.store.known(&name).is_ok();
         let device = match is_alive && !moved {
             true => self.root_device(&record),
             false => Ok(sealing.root_device),

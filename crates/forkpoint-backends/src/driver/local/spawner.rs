@@ -28,6 +28,7 @@ use super::{
     sys,
     wire::{self, Doing as _, Failure},
 };
+use crate::layer::{LayerName, LayerStore};
 
 mod switch;
 
@@ -60,6 +61,8 @@ pub(super) enum Order {
     Sweep { store: PathBuf, cgroups: Vec<Cgroup> },
     /// Nobody waits for this.
     Merge(MergeWork),
+    /// Nobody waits for this.
+    Unpack { store: PathBuf, layer: LayerName },
 }
 
 /// What is known of work before it is told.
@@ -144,6 +147,11 @@ pub(super) fn serve() -> ! {
                 let _ = rustix::process::nice(19);
                 // If it fails, a chain stays as long as it is.
                 let _ = work.run();
+            }),
+            Order::Unpack { store, layer } => in_a_copy(|| {
+                let _ = rustix::process::nice(19);
+                // If it fails, whoever needs the layer is told.
+                let _ = LayerStore::open_made(&store).and_then(|store| store.layer(&layer));
             }),
             Order::Layers { store, work } => in_a_copy(|| {
                 answer(fds, |fds| Ok((switch::on_layers(&store, &work, fds)?, ())));

@@ -14,11 +14,11 @@ use super::{Scene, is_root, merge::merge, name, settle, view};
 const DIRECTORIES: usize = 40;
 const FILES: usize = 25;
 
-fn directory(scene: &Scene, number: usize) -> PathBuf {
+pub(super) fn directory(scene: &Scene, number: usize) -> PathBuf {
     scene.upper().join(format!("dir{number}"))
 }
 
-fn populate(scene: &Scene) {
+pub(super) fn populate(scene: &Scene) {
     for number in 0..DIRECTORIES {
         let directory = directory(scene, number);
         fs::create_dir(&directory).unwrap();
@@ -62,7 +62,15 @@ fn assert_layers_show_the_upper(scene: &Scene) {
 
 #[test]
 fn many_files_keep_their_links_and_attributes() {
-    let mut scene = Scene::new();
+    keep_their_links_and_attributes(Scene::new());
+}
+
+#[test]
+fn many_files_that_are_made_later_keep_theirs() {
+    keep_their_links_and_attributes(Scene::packing());
+}
+
+fn keep_their_links_and_attributes(mut scene: Scene) {
     populate(&scene);
     link_across(&scene);
     deepen(scene.upper());
@@ -82,6 +90,7 @@ fn many_files_keep_their_links_and_attributes() {
     chmod(directory(&scene, 5).join("file5"), Mode::from_raw_mode(0o4711)).unwrap();
     settle();
     let layer = scene.capture();
+    assert_eq!(layer.is_packed(), scene.pack);
     assert_layers_show_the_upper(&scene);
     let linked = FILES * (DIRECTORIES / 2 - 1);
     let size = layer.record().size.unwrap();

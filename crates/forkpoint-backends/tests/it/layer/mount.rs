@@ -7,8 +7,8 @@ use std::{
 };
 
 use rustix::mount::{
-    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag,
-    fsconfig_set_string, fsmount, fsopen,
+    FsMountFlags, FsOpenFlags, FsPickFlags, MountAttrFlags, fsconfig_create, fsconfig_reconfigure,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, fspick,
 };
 
 pub(crate) struct Mounted(OwnedFd);
@@ -16,6 +16,13 @@ pub(crate) struct Mounted(OwnedFd);
 impl Mounted {
     pub(crate) fn path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
+    }
+
+    pub(crate) fn resize(&self, size: &str) {
+        let flags = FsPickFlags::FSPICK_CLOEXEC | FsPickFlags::FSPICK_EMPTY_PATH;
+        let context = fspick(&self.0, "", flags).unwrap();
+        fsconfig_set_string(&context, "size", size).unwrap();
+        fsconfig_reconfigure(&context).unwrap();
     }
 }
 

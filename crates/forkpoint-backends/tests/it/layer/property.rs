@@ -209,8 +209,8 @@ struct Live {
 }
 
 impl Live {
-    fn new(first: &[Step]) -> Self {
-        let scene = Scene::new();
+    fn new(first: &[Step], pack: bool) -> Self {
+        let scene = if pack { Scene::packing() } else { Scene::new() };
         let base = scene.path("base");
         fs::create_dir(&base).unwrap();
         if !is_root() {
@@ -264,8 +264,24 @@ impl Live {
     }
 }
 
-fn captures_show_what_the_sandbox_shows(first: &[Step], rounds: &[Vec<Step>], cut: usize) {
-    let mut live = Live::new(first);
+/// So many that several threads copy from then on: it comes first.
+fn fill(directory: &Path) {
+    fs::create_dir(directory).unwrap();
+    for number in 0..80 {
+        fs::write(directory.join(number.to_string()), "small").unwrap();
+    }
+}
+
+fn captures_show_what_the_sandbox_shows(
+    first: &[Step],
+    rounds: &[Vec<Step>],
+    cut: usize,
+    pack: bool,
+) {
+    let mut live = Live::new(first, pack);
+    if pack {
+        fill(&live.root().join("!"));
+    }
     let mut states = vec![against::State::captured(&live.scene, &live.base, &live.base)];
     for (number, round) in rounds.iter().enumerate() {
         for step in round {
@@ -274,7 +290,8 @@ fn captures_show_what_the_sandbox_shows(first: &[Step], rounds: &[Vec<Step>], cu
         if number % 3 != 1 {
             settle();
         }
-        live.scene.capture();
+        let captured = live.scene.capture();
+        assert!(number > 0 || captured.is_packed() == live.scene.pack);
         live.assert_shown_by(&live.scene.chain(), true, &format!("capture {number}"));
         states.push(against::State::captured(&live.scene, &live.base, &live.root()));
     }
@@ -330,6 +347,19 @@ proptest! {
         rounds in vec(steps(25), 1..6),
         cut in 0usize..6,
     ) {
-        captures_show_what_the_sandbox_shows(&first, &rounds, cut);
+        captures_show_what_the_sandbox_shows(&first, &rounds, cut, false);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 25, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn layers_whose_small_files_are_made_later_show_it_too(
+        first in steps(30),
+        rounds in vec(steps(25), 1..4),
+        cut in 0usize..6,
+    ) {
+        captures_show_what_the_sandbox_shows(&first, &rounds, cut, true);
     }
 }

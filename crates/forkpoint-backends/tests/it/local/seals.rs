@@ -1,6 +1,6 @@
 //! Seals at odd moments: what is sealed stays as it is, and whoever died meanwhile harms nobody.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, time::Duration};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Duration};
 
 use bytes::Bytes;
 use forkpoint_core::driver::{
@@ -9,7 +9,10 @@ use forkpoint_core::driver::{
 use futures::{StreamExt as _, channel::mpsc};
 use serde_json::json;
 
-use super::scene::{Scene, exec, new_snapshot, path, read_text, seal, sh, start, try_seal, write};
+use super::scene::{
+    Scene, exec, new_snapshot, path, read_text, seal, sh, start, try_seal, until, write,
+};
+use crate::layer::is_root;
 
 /// More than a chain may have before it is merged.
 const MANY: usize = 42;
@@ -53,6 +56,60 @@ ctypes.CDLL(None).pthread_exit(None)";
         sh(&*sandbox, "sleep 0.1").await;
         assert_eq!(read_text(&*copy, "/tmp/shared").await, first, "the snapshot changes");
         assert_ne!(read_text(&*sandbox, "/tmp/shared").await, first, "the writer writes on");
+    });
+}
+
+/// Where the files of a snapshot are, and where its small ones are missing.
+fn parts(scene: &Scene, artifact: &Artifact) -> [PathBuf; 2] {
+    let layer = scene.root().join("store/layers").join(format!("lyr{}", artifact.snapshot));
+    assert!(layer.exists());
+    ["tree", "packed"].map(|part| layer.join(part))
+}
+
+const MANY_FILES: &str = "mkdir /srv/many; for i in $(seq 500); do echo $i > /srv/many/$i; done";
+
+/// To make a file takes long, and a sandbox stands still meanwhile.
+#[test]
+fn small_files_of_a_busy_sandbox_are_made_when_it_runs_again() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = scene.create().await;
+        let _running = start(&*sandbox, "echo on; exec sleep 1000").await;
+        sh(&*sandbox, MANY_FILES).await;
+        let mut paused = sandbox.pause(SnapshotKind::Files).await.unwrap();
+        let first = paused.seal(new_snapshot(), SnapshotKind::Files).await.unwrap();
+        let [tree, packed] = parts(&scene, &first);
+        assert_eq!((tree.exists(), packed.exists()), (!is_root(), is_root()));
+        paused.resume().await.unwrap();
+        until("they are made", || packed.exists().then(|| "no".to_owned()).into_iter().collect());
+        assert_eq!(fs::read_dir(tree.join("srv/many")).unwrap().count(), 500);
+    });
+}
+
+/// Whoever sealed it may be dead before that.
+#[test]
+fn small_files_of_a_busy_sandbox_are_made_for_who_asks() {
+    let Some(scene) = Scene::new(true) else { return };
+    scene.run(async {
+        let sandbox = scene.create().await;
+        let _running = start(&*sandbox, "echo on; exec sleep 1000").await;
+        sh(&*sandbox, MANY_FILES).await;
+        let mut paused = sandbox.pause(SnapshotKind::Files).await.unwrap();
+        let first = paused.seal(new_snapshot(), SnapshotKind::Files).await.unwrap();
+        let sum = "cat /srv/many/* | cksum; ls /srv/many | wc -l";
+        let seen = sh(&*scene.restore(&first).await, sum).await;
+        assert!(!parts(&scene, &first)[1].exists());
+        paused.resume().await.unwrap();
+        assert_eq!(sh(&*sandbox, sum).await, seen);
+
+        sh(&*sandbox, "cd /srv/many; for i in $(seq 100 300); do echo new > $i; done; rm 7").await;
+        let mut paused = sandbox.pause(SnapshotKind::Files).await.unwrap();
+        let second = paused.seal(new_snapshot(), SnapshotKind::Files).await.unwrap();
+        let changed = sh(&*scene.restore(&second).await, sum).await;
+        assert_ne!(changed, seen);
+        paused.resume().await.unwrap();
+        assert_eq!(sh(&*sandbox, sum).await, changed);
+        assert_eq!(sh(&*scene.restore(&first).await, sum).await, seen);
     });
 }
 
