@@ -150,6 +150,7 @@ pub(super) fn serve() -> ! {
             }),
             Order::Unpack { store, layer } => in_a_copy(|| {
                 let _ = rustix::process::nice(19);
+                let _ = rustix::thread::nanosleep(&LATER);
                 // If it fails, whoever needs the layer is told.
                 let _ = LayerStore::open_made(&store).and_then(|store| store.layer(&layer));
             }),
@@ -234,10 +235,12 @@ fn answer<T>(
     }
 }
 
+/// When whoever was answered has gone on.
+const LATER: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+
 /// Whoever was answered goes on, and needs the processor more: an old root may have a hundred thousand
 /// files in memory, and the kernel rarely gives way while it lets go of them.
 fn let_go_later(old: Vec<OwnedFd>) {
-    const LATER: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
     if !old.is_empty() {
         let _ = rustix::process::nice(19);
         let _ = rustix::thread::nanosleep(&LATER);

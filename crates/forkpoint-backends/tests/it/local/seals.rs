@@ -1,10 +1,11 @@
 //! Seals at odd moments: what is sealed stays as it is, and whoever died meanwhile harms nobody.
 
-use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Duration};
+use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use forkpoint_core::driver::{
-    Artifact, Driver as _, PieceName, Sandbox, SandboxState, SnapshotKind, WriteMode,
+    Artifact, Driver as _, PausedSandbox, PieceName, Process, Sandbox, SandboxState, SnapshotKind,
+    WriteMode,
 };
 use futures::{StreamExt as _, channel::mpsc};
 use serde_json::json;
@@ -66,18 +67,28 @@ fn parts(scene: &Scene, artifact: &Artifact) -> [PathBuf; 2] {
     ["tree", "packed"].map(|part| layer.join(part))
 }
 
-const MANY_FILES: &str = "mkdir /srv/many; for i in $(seq 500); do echo $i > /srv/many/$i; done";
+async fn busy_with_many_files(scene: &Scene) -> (Arc<dyn Sandbox>, Process) {
+    let sandbox = scene.create().await;
+    let running = start(&*sandbox, "echo on; exec sleep 1000").await;
+    let make = "mkdir /srv/many; for i in $(seq 500); do echo $i > /srv/many/$i; done";
+    sh(&*sandbox, make).await;
+    (sandbox, running)
+}
+
+/// It still stands.
+async fn sealed(sandbox: &dyn Sandbox) -> (Artifact, Box<dyn PausedSandbox>) {
+    let mut paused = sandbox.pause(SnapshotKind::Files).await.unwrap();
+    let artifact = paused.seal(new_snapshot(), SnapshotKind::Files).await.unwrap();
+    (artifact, paused)
+}
 
 /// To make a file takes long, and a sandbox stands still meanwhile.
 #[test]
 fn small_files_of_a_busy_sandbox_are_made_when_it_runs_again() {
     let Some(scene) = Scene::new(true) else { return };
     scene.run(async {
-        let sandbox = scene.create().await;
-        let _running = start(&*sandbox, "echo on; exec sleep 1000").await;
-        sh(&*sandbox, MANY_FILES).await;
-        let mut paused = sandbox.pause(SnapshotKind::Files).await.unwrap();
-        let first = paused.seal(new_snapshot(), SnapshotKind::Files).await.unwrap();
+        let (sandbox, _running) = busy_with_many_files(&scene).await;
+        let (first, paused) = sealed(&*sandbox).await;
         let [tree, packed] = parts(&scene, &first);
         assert_eq!((tree.exists(), packed.exists()), (!is_root(), is_root()));
         paused.resume().await.unwrap();
@@ -91,11 +102,8 @@ fn small_files_of_a_busy_sandbox_are_made_when_it_runs_again() {
 fn small_files_of_a_busy_sandbox_are_made_for_who_asks() {
     let Some(scene) = Scene::new(true) else { return };
     scene.run(async {
-        let sandbox = scene.create().await;
-        let _running = start(&*sandbox, "echo on; exec sleep 1000").await;
-        sh(&*sandbox, MANY_FILES).await;
-        let mut paused = sandbox.pause(SnapshotKind::Files).await.unwrap();
-        let first = paused.seal(new_snapshot(), SnapshotKind::Files).await.unwrap();
+        let (sandbox, _running) = busy_with_many_files(&scene).await;
+        let (first, paused) = sealed(&*sandbox).await;
         let sum = "cat /srv/many/* | cksum; ls /srv/many | wc -l";
         let seen = sh(&*scene.restore(&first).await, sum).await;
         assert!(!parts(&scene, &first)[1].exists());
@@ -103,8 +111,7 @@ fn small_files_of_a_busy_sandbox_are_made_for_who_asks() {
         assert_eq!(sh(&*sandbox, sum).await, seen);
 
         sh(&*sandbox, "cd /srv/many; for i in $(seq 100 300); do echo new > $i; done; rm 7").await;
-        let mut paused = sandbox.pause(SnapshotKind::Files).await.unwrap();
-        let second = paused.seal(new_snapshot(), SnapshotKind::Files).await.unwrap();
+        let (second, paused) = sealed(&*sandbox).await;
         let changed = sh(&*scene.restore(&second).await, sum).await;
         assert_ne!(changed, seen);
         paused.resume().await.unwrap();
