@@ -137,6 +137,11 @@ impl Layer {
         self.packed
     }
 
+    /// The root of its tree as it was when it was looked at, with or without small files.
+    pub(crate) fn root_path(&self) -> PathBuf {
+        self.path.join(if self.packed { "packed" } else { "tree" })
+    }
+
     /// For overlayfs as a lower directory.
     #[must_use]
     pub fn tree_path(&self) -> PathBuf {

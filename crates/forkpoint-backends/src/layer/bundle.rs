@@ -3,7 +3,7 @@
 //! To make a file takes the file system many times as long as to read one. So while a sandbox stands still
 //! its small files are only read, into a bundle of each thread that copies, and are made when it runs again:
 //! by somebody who has nothing else to do, or by whoever needs the layer first. Until then the layer has
-//! `packed/` in the place of `tree/`, which lacks nothing but them.
+//! `packed/` in the place of `tree/`, which lacks nothing but them, and then `made/` while bundles are removed.
 //!
 //! A bundle is [`MAGIC`] and records, each with a byte in front that tells its kind. All numbers are
 //! little-endian.
@@ -41,12 +41,15 @@ use super::{
 /// What a layer has in the place of its tree while files are still in bundles.
 pub(super) const PACKED: &CStr = c"packed";
 
+/// The same when all of them were made, and bundles are being removed.
+pub(super) const MADE: &CStr = c"made";
+
 pub(super) const PREFIX: &str = "bundle";
 pub(super) const MAGIC: [u8; 8] = *b"fpbundl1";
 
 /// Up to this, the inode is what costs.
 pub(super) const FILE_MAX: u64 = 16 << 10;
-/// The kernel takes no more at once, and a bundle knows no other way.
+/// The kernel takes no more than 4096 at once, and a bundle knows no other way.
 pub(super) const PATH_MAX: usize = 2048;
 /// What is written at once.
 pub(super) const BLOCK: usize = 256 << 10;
@@ -71,12 +74,14 @@ pub(super) struct Bundle<'a> {
     buffer: Vec<u8>,
     /// In which directory we are, and whether files of it may come into a bundle.
     folder: Option<(usize, bool)>,
+    /// Where the record of that directory begins, as long as there is no file in it.
+    empty_from: Option<usize>,
     files: u64,
 }
 
 impl<'a> Bundle<'a> {
     pub(super) fn new(packing: &'a Packing) -> Self {
-        Self { packing, file: None, buffer: Vec::new(), folder: None, files: 0 }
+        Self { packing, file: None, buffer: Vec::new(), folder: None, empty_from: None, files: 0 }
     }
 
     /// The files that come next are in this directory of the source.
@@ -90,12 +95,15 @@ impl<'a> Bundle<'a> {
             return Ok(());
         }
         let stat = fstat(directory).during("inspect")?;
-        let path = path.strip_prefix(&self.packing.source).ok();
+        self.forget_empty();
+        // What is longer may be told cut short.
+        let path = Some(path).filter(|path| path.as_os_str().len() <= PATH_MAX);
+        let path = path.and_then(|path| path.strip_prefix(&self.packing.source).ok());
         let path =
             path.map(|path| path.as_os_str().as_bytes()).filter(|_| is_plain(directory, &stat));
-        let path = path.filter(|path| path.len() <= PATH_MAX);
         self.folder = Some((index, path.is_some()));
         if let Some(path) = path {
+            self.empty_from = Some(self.buffer.len());
             self.buffer.push(DIRECTORY);
             self.put_times(&stat);
             self.put(&(path.len() as u32).to_le_bytes());
@@ -124,6 +132,7 @@ impl<'a> Bundle<'a> {
         copied_up: bool,
     ) -> io::Result<()> {
         let (name, len) = (name.to_bytes(), stat.st_size as usize);
+        self.empty_from = None;
         self.buffer.push(FILE);
         for number in [stat.st_mode, stat.st_uid, stat.st_gid] {
             self.put(&number.to_le_bytes());
@@ -140,6 +149,13 @@ impl<'a> Bundle<'a> {
         match self.buffer.len() >= BLOCK {
             true => self.flush(),
             false => Ok(()),
+        }
+    }
+
+    /// There may be any number of directories without a file for us.
+    fn forget_empty(&mut self) {
+        if let Some(start) = self.empty_from.take() {
+            self.buffer.truncate(start);
         }
     }
 
@@ -182,6 +198,7 @@ impl<'a> Bundle<'a> {
         if self.files == 0 {
             return Ok(());
         }
+        self.forget_empty();
         self.buffer.push(END);
         self.put(&self.files.to_le_bytes());
         self.flush().during("keep small files of").at(|| self.packing.source.clone())

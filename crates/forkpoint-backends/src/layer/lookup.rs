@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashSet,
+    ffi::CStr,
     os::fd::{AsFd as _, OwnedFd},
     path::PathBuf,
 };
@@ -13,7 +14,7 @@ use rustix::{
 
 use super::{
     Layer, LayerError, LayerName, LayerRecord, LayerResult, LayerStore,
-    bundle::PACKED,
+    bundle::{MADE, PACKED},
     cursor::{names, open_directory},
     error::{At as _, During as _},
     stage::{TREE, to_c},
@@ -98,14 +99,20 @@ impl LayerStore {
             Err(err) if err.kind() == std::io::ErrorKind::NotFound => return Err(missing()),
             result => result.during("open").at(path)?,
         };
-        // The one becomes the other, and may do so between two looks.
-        for part in [TREE, PACKED, TREE] {
-            match statat(&directory, part, AtFlags::SYMLINK_NOFOLLOW) {
-                Ok(_) => return Ok((directory, part == PACKED)),
-                Err(Errno::NOENT) => {}
-                Err(err) => return Err(err).during("inspect").at(path),
-            }
-        }
-        Err(missing())
+        let form = form_of(&directory).during("inspect").at(path)?.ok_or_else(missing)?;
+        Ok((directory, form != TREE))
     }
+}
+
+/// What a layer has of `tree/`, `packed/` and `made/`. `None` for what is none, or only promised.
+pub(super) fn form_of(layer: &OwnedFd) -> rustix::io::Result<Option<&'static CStr>> {
+    // The one becomes the other, and may do so between two looks.
+    for form in [TREE, PACKED, MADE, TREE] {
+        match statat(layer, form, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(_) => return Ok(Some(form)),
+            Err(Errno::NOENT) => {}
+            Err(err) => return Err(err),
+        }
+    }
+    Ok(None)
 }

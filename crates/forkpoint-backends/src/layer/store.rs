@@ -15,18 +15,18 @@ use std::{
 use rustix::{
     fs::{
         AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, flock, mkdirat, openat, renameat,
-        statat, syncfs, unlinkat,
+        syncfs, unlinkat,
     },
     io::Errno,
 };
 
 use super::{
     Layer, LayerError, LayerName, LayerRecord, LayerResult, LayerSize, Leftover, Marks, ReapStats,
-    bundle::PACKED,
     cursor::{DirCursor, KEEP, names, open_directory},
     error::{At as _, During as _, Fault},
+    lookup::form_of,
     measure, record,
-    stage::{PromisedLayer, Stage, TREE, to_c},
+    stage::{PromisedLayer, Stage, to_c},
     trash::{self, Reaper, When, lock_if_dead},
 };
 
@@ -172,7 +172,9 @@ impl LayerStore {
     /// Makes a layer survive a power cut. Costs what the whole file system has to write.
     pub fn sync(&self, name: &LayerName) -> LayerResult<()> {
         let layers = &self.0.directories.layers;
-        if self.layer(name)?.record().synced {
+        // Also of what it lies on: who makes files later has no reason to write them to disk.
+        self.chain(name)?;
+        if self.known(name)?.record().synced {
             return Ok(());
         }
         syncfs(layers).during("write to disk").at(|| self.0.directories.layers_path())?;
@@ -195,11 +197,6 @@ impl LayerStore {
         let name: LayerName = name.parse()?;
         let directories = &self.0.directories;
         let path = || directories.layers_path().join(name.as_str());
-        // Whoever makes files of it must not do so in the trash.
-        let layer = open_directory(&directories.layers, &to_c(&name)).ok();
-        if let Some(layer) = layer.as_ref().filter(|layer| !has(layer, TREE)) {
-            flock(layer, FlockOperation::LockExclusive).during("lock").at(path)?;
-        }
         match directories.move_to_trash(&directories.layers, &to_c(&name)) {
             Ok(()) => self.0.reaper.ring(directories, When::Now),
             Err(Errno::NOENT) => {}
@@ -256,16 +253,11 @@ impl Shared {
         let Ok(Some(name)) = record::name_in(stage) else { return };
         let name = to_c(&name);
         if let Ok(layer) = open_directory(layers, &name)
-            && !has(&layer, TREE)
-            && !has(&layer, PACKED)
+            && matches!(form_of(&layer), Ok(None))
         {
             self.throw_away(layers, &name, When::Now);
         }
     }
-}
-
-fn has(directory: &OwnedFd, part: &CStr) -> bool {
-    !matches!(statat(directory, part, AtFlags::SYMLINK_NOFOLLOW), Err(Errno::NOENT))
 }
 
 impl Directories {

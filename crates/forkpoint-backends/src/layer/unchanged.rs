@@ -28,7 +28,7 @@ impl LayerStore {
         layer: &Layer,
     ) -> LayerResult<bool> {
         // A manifest tells of what is in the root, and not of the root itself.
-        if !self.looks_like(upper, &layer.tree_path())? {
+        if !self.looks_like(upper, &layer.root_path())? {
             return Ok(false);
         }
         let mut cursor = DirCursor::new(upper.to_owned(), open_path(upper)?, KEEP);

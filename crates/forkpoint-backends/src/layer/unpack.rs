@@ -1,28 +1,32 @@
 //! Making the files that are still in bundles.
 
 use std::{
-    ffi::CString,
+    ffi::{CStr, CString},
     fs::File,
     io::{self, BufReader, Read as _, Write as _},
     os::fd::{AsFd as _, OwnedFd},
     path::PathBuf,
 };
 
-use rustix::fs::{
-    AtFlags, FlockOperation, Gid, Mode, OFlags, Timespec, Timestamps, Uid, fchmod, fchown, flock,
-    futimens, openat, renameat, syncfs, unlinkat,
+use rustix::{
+    fs::{
+        AtFlags, FlockOperation, Gid, Mode, OFlags, Timespec, Timestamps, Uid, fchmod, fchown,
+        flock, futimens, openat, renameat, syncfs, unlinkat,
+    },
+    io::Errno,
 };
 
 use super::{
     Layer, LayerError, LayerName, LayerRecord, LayerResult, LayerStore, Marks,
-    bundle::{BLOCK, DIRECTORY, END, FILE, FILE_MAX, MAGIC, PACKED, PATH_MAX, PREFIX},
+    bundle::{BLOCK, DIRECTORY, END, FILE, FILE_MAX, MADE, MAGIC, PACKED, PATH_MAX, PREFIX},
     cursor::{id_of, names, open_below, open_directory},
     error::{At as _, During as _, Fault},
+    lookup::form_of,
     stage::TREE,
 };
 
 impl LayerStore {
-    /// Makes what is still in bundles. One does so at a time, and nobody takes the layer away meanwhile.
+    /// Makes what is still in bundles. One does so at a time, and what is thrown away meanwhile is deleted later.
     pub(super) fn unpack(&self, name: &LayerName) -> LayerResult<Layer> {
         let path = || self.path_of(name);
         let (directory, _) = self.directory_of(name)?;
@@ -37,22 +41,30 @@ impl LayerStore {
         if packed {
             finish(&directory, &record).map_err(|fault| damage(fault, name, path()))?;
         }
+        if let Err(err) = self.directory_of(name) {
+            // Somebody threw it away, and whoever empties the trash may have come by while it was locked.
+            drop(directory);
+            let _ = self.reap();
+            return Err(err);
+        }
         Ok(self.found(record, false))
     }
 }
 
-/// Bundles go last: until then they are what counts.
+/// Bundles go when everything was made, and before the layer is whole: nobody looks for them afterwards.
 fn finish(layer: &OwnedFd, record: &LayerRecord) -> Result<(), Fault> {
     let bundles = bundles(layer)?;
-    make_files(layer, &bundles, record.marks)?;
-    if record.synced {
-        syncfs(layer).during("write to disk")?;
+    if form_of(layer).during("inspect")? == Some(PACKED) {
+        make_files(layer, &bundles, record.marks)?;
+        if record.synced {
+            syncfs(layer).during("write to disk")?;
+        }
+        renameat(layer, PACKED, layer, MADE).during("name")?;
     }
-    renameat(layer, PACKED, layer, TREE).during("name")?;
     for name in &bundles {
         unlinkat(layer, name, AtFlags::empty()).during("clear")?;
     }
-    Ok(())
+    renameat(layer, MADE, layer, TREE).during("name")
 }
 
 /// Bundles that are not what they should be are told as such.
@@ -138,9 +150,7 @@ impl Unpacking<'_> {
         let name = self.name(name)?;
         let content = self.bytes(len, FILE_MAX as usize)?;
         let (directory, _) = self.folder.as_ref().ok_or_else(|| odd("a file without a place"))?;
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::NOFOLLOW;
-        let flags = flags | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let mut file = File::from(openat(directory, &name, flags, Mode::RUSR | Mode::WUSR)?);
+        let mut file = make(directory, &name)?;
         file.write_all(&content)?;
         fchown(&file, Some(Uid::from_raw(owner)), Some(Gid::from_raw(group)))?;
         if copied_up {
@@ -185,6 +195,20 @@ impl Unpacking<'_> {
         let mut bytes = [0; N];
         self.reader.read_exact(&mut bytes)?;
         Ok(bytes)
+    }
+}
+
+/// One that is there was made by somebody who died. It is not opened: in a directory such as `/tmp` the kernel
+/// may refuse that even to root.
+fn make(directory: &OwnedFd, name: &CStr) -> rustix::io::Result<File> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let create = || openat(directory, name, flags, Mode::RUSR | Mode::WUSR).map(File::from);
+    match create() {
+        Err(Errno::EXIST) => {
+            unlinkat(directory, name, AtFlags::empty())?;
+            create()
+        }
+        made => made,
     }
 }
 

@@ -367,7 +367,7 @@ impl Host {
     }
 
     /// Ends what a rollback replaced, and completes a seal that somebody left. The sandbox is
-    /// locked. One that is on its way out is gone when this returns.
+    /// locked. One that is on its way out is waited for, for a moment.
     pub(super) fn finish(&self, mut record: Record) -> DriverResult<Record> {
         if let Some(init) = &record.init
             && is_ending(init.pid.cast_unsigned())

@@ -138,7 +138,7 @@ impl Host {
         let Some(manifest) = Manifest::load(&place.manifest(record.generation, last))? else {
             return Ok(false);
         };
-        let layer = self.store.layer(last)?;
+        let layer = self.store.known(last)?;
         self.store.is_as_captured(&place.upper(record.generation), &manifest, &layer)
     }
 
@@ -258,8 +258,11 @@ impl Host {
         let switched = worker.ask(&Work::Switch(spec), &fds);
         // Only what is seen counts: whoever was asked may have died between the deed and the answer, and what was
         // written must not become a layer while anybody still writes there.
-        if self.root_device(record).is_ok_and(|now| now != root_device) {
-            return Ok(());
+        match self.root_device(record) {
+            Ok(now) if now != root_device => return Ok(()),
+            Ok(_) | Err(DriverError::NotRunning { .. }) => {}
+            // Whoever comes next finds out: the record says what was begun.
+            Err(err) => return Err(err),
         }
         let _ = self.store.throw_away(&place.generation(next));
         self.write(record)?;

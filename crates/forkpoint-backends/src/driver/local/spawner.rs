@@ -148,8 +148,8 @@ pub(super) fn serve() -> ! {
                 // If it fails, a chain stays as long as it is.
                 let _ = work.run();
             }),
+            // Whoever needs it meanwhile waits for this, so it is as quick as others.
             Order::Unpack { store, layer } => in_a_copy(|| {
-                let _ = rustix::process::nice(19);
                 let _ = rustix::thread::nanosleep(&LATER);
                 // If it fails, whoever needs the layer is told.
                 let _ = LayerStore::open_made(&store).and_then(|store| store.layer(&layer));

@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, Permissions},
-    os::unix::fs::{FileExt as _, PermissionsExt as _, chown},
+    os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, chown},
     path::{Path, PathBuf},
     thread,
 };
@@ -109,17 +109,64 @@ fn what_was_half_made_is_made_again() {
     File::create(there(22, "file5")).unwrap();
     chown(there(22, "file5"), Some(5), Some(5)).unwrap();
     assert_shown(&scene);
+    assert_eq!(entries(layer.path()), ["layer.json", "tree"]);
 }
 
+/// Where the kernel is told to be strict, root may not open what it may delete.
 #[test]
-fn a_synced_one_is_whole_before_its_bundles_go() {
+fn what_was_half_made_where_all_may_write_is_made_again() {
+    if needs_root(WHY) {
+        return;
+    }
+    let mut scene = Scene::packing();
+    populate(&scene);
+    let shared = directory(&scene, 20);
+    fs::set_permissions(&shared, Permissions::from_mode(0o1777)).unwrap();
+    chown(shared.join("file3"), Some(5), Some(5)).unwrap();
+    let layer = scene.capture();
+    let half = layer.path().join("packed/dir20/file3");
+    fs::write(&half, "half").unwrap();
+    let before = fs::metadata(&half).unwrap().ino();
+    chown(&half, Some(5), Some(5)).unwrap();
+    let open = File::open(&half).unwrap();
+    assert_shown(&scene);
+    let made = layer.path().join("tree/dir20/file3");
+    assert_ne!(fs::metadata(made).unwrap().ino(), before, "it was opened");
+    drop(open);
+}
+
+/// Bundles are gone before the layer is whole: afterwards nobody would look for them.
+#[test]
+fn one_who_died_when_all_was_made_leaves_no_bundle() {
     if needs_root(WHY) {
         return;
     }
     let (scene, layer) = packed();
+    let kept: Vec<_> = bundles(&layer).iter().map(|path| fs::read(path).unwrap()).collect();
+    let whole = scene.store.layer(layer.name()).unwrap();
+    fs::rename(whole.tree_path(), whole.path().join("made")).unwrap();
+    for (number, bundle) in kept.iter().enumerate() {
+        fs::write(whole.path().join(format!("bundle-{number}")), bundle).unwrap();
+    }
+    assert!(scene.store.known(layer.name()).unwrap().is_packed());
+    assert_shown(&scene);
+    assert_eq!(entries(layer.path()), ["layer.json", "tree"]);
+}
+
+#[test]
+fn a_synced_one_is_whole_with_all_that_it_lies_on() {
+    if needs_root(WHY) {
+        return;
+    }
+    let (mut scene, below) = packed();
+    fs::write(directory(&scene, 1).join("more"), "more").unwrap();
+    let layer = scene.capture();
     scene.store.sync(layer.name()).unwrap();
-    let synced = scene.store.known(layer.name()).unwrap();
-    assert!(synced.record().synced && !synced.is_packed());
+    assert!(scene.store.known(layer.name()).unwrap().record().synced);
+    // What is made later would be written to disk later.
+    for layer in [layer, below] {
+        assert!(!scene.store.known(layer.name()).unwrap().is_packed());
+    }
     assert_shown(&scene);
 }
 

@@ -43,6 +43,10 @@ pub(super) fn switch(
             sys::unshare(UnshareFlags::NEWNS).doing("leave the host's mounts")?;
             (mounts, root)
         }
+        Err(_) if spec.isolation == Isolation::Rootless => {
+            let older = "its init is of an older release: stop the sandbox, and start it again";
+            return Err(Failure::new("find the sandbox's root", &std::io::Error::other(older)));
+        }
         Err(_) => {
             let open = |what| File::open(format!("/proc/{}/{what}", spec.pid)).map(OwnedFd::from);
             let both = open("ns/mnt").and_then(|mounts| Ok((mounts, open("root")?)));
