@@ -209,7 +209,7 @@ impl Host {
         let (stage, manifest) = blocking(move || {
             let mut stage = store.stage(name, None).map_err(layer_error("copy what changed"))?;
             let spec =
-                CaptureSpec { upper: &upper, since: since.as_ref(), mapped: &mapped, pack: false };
+                CaptureSpec { since: since.as_ref(), mapped: &mapped, ..CaptureSpec::new(&upper) };
             let manifest = stage.capture(&spec).map_err(layer_error("copy what changed"))?;
             Ok((stage, manifest))
         })
@@ -310,7 +310,7 @@ pub(super) async fn describe(near: &Near, since: Option<&Manifest>) -> DriverRes
     let (upper, mapped, since) = (near.upper.clone(), near.mapped.clone(), since.cloned());
     blocking(move || {
         let spec =
-            CaptureSpec { upper: &upper, since: since.as_ref(), mapped: &mapped, pack: false };
+            CaptureSpec { since: since.as_ref(), mapped: &mapped, ..CaptureSpec::new(&upper) };
         describe_upper(&spec, Marks::Trusted).map_err(layer_error("look at what changed"))
     })
     .await

@@ -60,7 +60,7 @@ impl Host {
             since,
             manifest: path.clone(),
             mapped: self.mapped_files(&record)?,
-            // Files are made later by whoever comes, and may be those of somebody else.
+            // Whoever makes them later must be able to give them to their owners, as only root is.
             pack: record.isolation != Isolation::Rootless,
         };
         let layer = self.copy_changes(lock, &record, work)?;

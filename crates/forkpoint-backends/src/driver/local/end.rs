@@ -1,7 +1,7 @@
 //! The end of processes.
 
 use std::{
-    fs::File,
+    fs::{self, File},
     os::fd::{AsFd as _, OwnedFd},
     time::Duration,
 };
@@ -115,4 +115,20 @@ fn wait_for_death(pidfd: &OwnedFd, time: Duration) {
     let wait =
         Timespec { tv_sec: time.as_secs().cast_signed(), tv_nsec: time.subsec_nanos().into() };
     let _ = poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&wait));
+}
+
+/// A process that is on its way out writes nothing any more. Its first thread may have ended long
+/// before the others, so all are asked.
+pub(super) fn is_ending(pid: u32) -> bool {
+    let Ok(mut threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
+    threads.all(|thread| {
+        let stat = thread.and_then(|thread| fs::read_to_string(thread.path().join("stat")));
+        stat.map_or(true, |stat| is_thread_ending(&stat))
+    })
+}
+
+fn is_thread_ending(stat: &str) -> bool {
+    const PF_EXITING: u64 = 4;
+    let flags = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(6)?.parse().ok());
+    flags.is_some_and(|flags: u64| flags & PF_EXITING != 0)
 }

@@ -9,9 +9,9 @@ use forkpoint_core::{
 };
 
 use super::{
+    end::is_ending,
     host::{Host, failed, state_of},
     record::Record,
-    seal::is_ending,
 };
 
 /// How many processes and files are told by name.

@@ -315,6 +315,7 @@ struct Paused {
     connections: Connections,
     /// Whether it lies on many layers.
     is_long: bool,
+    /// Whose small files are to be made when it runs again.
     sealed: Option<SnapshotId>,
 }
 

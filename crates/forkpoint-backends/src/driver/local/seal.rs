@@ -5,7 +5,7 @@
 //! have files open, and would go on writing into the layer: then what changed is copied.
 
 use std::{
-    fs, io,
+    io,
     os::fd::{AsFd as _, OwnedFd},
     path::Path,
 };
@@ -18,7 +18,7 @@ use forkpoint_core::{
 use super::{
     capture::CHAIN_MAX,
     client::Worker,
-    end::ends_soon,
+    end::{ends_soon, is_ending},
     host::{ARTIFACT_VERSION, ArtifactData, Host, failed, launch_error, layer_error},
     launch::Isolation,
     memory::added,
@@ -380,22 +380,6 @@ impl Host {
         self.sweep_later(None);
         Ok(())
     }
-}
-
-/// A process that is on its way out writes nothing any more. Its first thread may have ended long
-/// before the others, so all are asked.
-pub(super) fn is_ending(pid: u32) -> bool {
-    let Ok(mut threads) = fs::read_dir(format!("/proc/{pid}/task")) else { return true };
-    threads.all(|thread| {
-        let stat = thread.and_then(|thread| fs::read_to_string(thread.path().join("stat")));
-        stat.map_or(true, |stat| is_thread_ending(&stat))
-    })
-}
-
-fn is_thread_ending(stat: &str) -> bool {
-    const PF_EXITING: u64 = 4;
-    let flags = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(6)?.parse().ok());
-    flags.is_some_and(|flags: u64| flags & PF_EXITING != 0)
 }
 
 pub(super) fn counted(mut artifact: Artifact, chain: &[Layer], sizes: &[LayerSize]) -> Artifact {
