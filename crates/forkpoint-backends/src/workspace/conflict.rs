@@ -51,10 +51,12 @@ pub(super) fn find(
     Ok(found)
 }
 
-/// Whether the sandbox may have moved files of the host's and changed them then: it has deleted some, or
-/// has others in their place.
+/// Whether the sandbox may have moved files of the host's to where nobody sees that they were: it has deleted some,
+/// or has others in their place, or what seems to have been moved may be another that looks like it.
 fn may_have_moved(spec: &ApplySpec, plan: &Plan) -> bool {
-    plan.has_deleted || plan.changed.iter().any(|path| !is_copied_up(spec, path))
+    plan.has_deleted
+        || !plan.moved.is_empty()
+        || plan.changed.iter().any(|path| !is_copied_up(spec, path))
 }
 
 /// Whether it lies there in the sandbox only because the host had it. One that was moved inside the

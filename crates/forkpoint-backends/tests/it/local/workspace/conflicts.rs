@@ -377,6 +377,23 @@ fn a_file_that_was_put_aside_and_written_anew_is_no_conflict() {
     }
 }
 
+/// Which of the files that look like it is the one that was moved, nobody can tell by looking.
+#[test]
+fn a_file_that_was_moved_and_has_a_double_is_no_conflict() {
+    for mode in MODES {
+        let desk = Desk::with_files();
+        desk.scene.run(async {
+            let sandbox = desk.enter(mode).await;
+            let text = desk.read("a.txt");
+            sh(&*sandbox, "mkdir m; mv a.txt m/m; cat m/m > 0; cat m/m > m/0; cat m/m > z").await;
+            desk.apply(&*sandbox).await;
+            for name in ["m/m", "0", "m/0", "z"] {
+                assert_eq!(desk.read(name), text);
+            }
+        });
+    }
+}
+
 #[test]
 fn a_file_that_the_host_deleted_is_a_conflict_though_the_sandbox_replaced_another() {
     for mode in MODES {
