@@ -35,7 +35,7 @@ use crate::{
     error::with_causes,
     image::Chain,
     pager::{self, Guard, Memory, Pager},
-    restore::Plan,
+    restore::{Plan, Steps},
     sys::{self, task},
 };
 
@@ -174,8 +174,10 @@ fn launch(spec: &BareSpec) -> io::Result<()> {
     }
     #[cfg(debug_assertions)]
     pager::SLOW.store(spec.slow, std::sync::atomic::Ordering::Relaxed);
-    let plan = if spec.lazy { Plan::lazily } else { Plan::new };
-    let plan = chain.as_ref().map(plan).transpose().map_err(io::Error::other)?;
+    let steps = if spec.lazy { Steps::lazily } else { Steps::new };
+    let steps = chain.as_ref().map(steps).transpose().map_err(io::Error::other)?;
+    let plan = chain.as_ref().zip(steps.as_ref()).map(|(chain, steps)| Plan::new(chain, steps));
+    let plan = plan.transpose().map_err(io::Error::other)?;
     let (reader, writer) = io::pipe()?;
     let (mut started, starting) = io::pipe()?;
     let namespaces = libc::CLONE_NEWUSER

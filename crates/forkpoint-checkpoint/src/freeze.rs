@@ -32,13 +32,15 @@ pub struct Tree {
     pub(crate) init: i32,
     pub(crate) clients: bool,
     copies: bool,
+    /// How many processes there are, where that is known: all of them are there and wait.
+    complete: Option<usize>,
 }
 
 impl Tree {
     /// `init` is the number of the namespace's process 1, as seen from here.
     #[must_use]
     pub fn below(init: i32) -> Self {
-        Self { init, clients: false, copies: false }
+        Self { init, clients: false, copies: false, complete: None }
     }
 
     /// Pipes to somebody outside are a client's, who comes and goes: brought back, such a pipe has nobody
@@ -52,6 +54,11 @@ impl Tree {
     /// Also those that still are copies of process 1: they are about to be something else.
     pub(crate) fn with_copies(self) -> Self {
         Self { copies: true, ..self }
+    }
+
+    /// So many processes are there, process 1 among them; they wait, and nobody is born any more.
+    pub(crate) fn complete_with(self, processes: usize) -> Self {
+        Self { complete: Some(processes), ..self }
     }
 
     /// Process 1 and everybody below it, parents before their children. May be out of date unless all of
@@ -181,7 +188,8 @@ fn attempt(
     let mut known: HashMap<i32, usize> = HashMap::new();
     let members = loop {
         let members = tree.members();
-        let new = match seize_new(&members, options, &mut frozen, &mut known, attached)? {
+        let waits = tree.complete.is_some();
+        let new = match seize_new(&members, options, waits, &mut frozen, &mut known, attached)? {
             Seized::New(new) => new,
             Seized::Waits(tid) => {
                 drop(frozen);
@@ -208,6 +216,9 @@ fn attempt(
                     return Ok(give_up(tid, attached));
                 }
             }
+        }
+        if tree.complete.is_some_and(|all| all == frozen.processes.len()) {
+            break members;
         }
         if deadline.passed() {
             let pid = frozen.processes.last().map_or(tree.init, |process| process.pid);
@@ -238,10 +249,11 @@ enum Seized {
     Waits(i32),
 }
 
-/// Tasks that were not seized before, now are.
+/// Tasks that were not seized before, now are. `waits`: none of them is in the middle of anything.
 fn seize_new(
     members: &[Member],
     options: u64,
+    waits: bool,
     frozen: &mut Frozen,
     known: &mut HashMap<i32, usize>,
     attached: &mut HashSet<i32>,
@@ -254,7 +266,7 @@ fn seize_new(
             if known.get(&pid).is_some_and(stands) {
                 continue;
             }
-            if !attached.contains(&tid) && state(tid) == Some('D') {
+            if !waits && !attached.contains(&tid) && state(tid) == Some('D') {
                 return Ok(Seized::Waits(tid));
             }
             if !seize(pid, tid, options, attached)? {

@@ -7,7 +7,7 @@
 //! | capture a tree while it runs | [`capture`], or [`Tracker::capture`] for what changed since the last time |
 //! | write it down | [`Captured::write`] |
 //! | read it back, checked | [`Chain::open`] |
-//! | bring it back in a new sandbox | [`restore::Plan`] |
+//! | bring it back in a new sandbox | [`restore::Steps`], and a [`restore::Plan`] for each |
 //! | let large processes run before all their memory is there | [`pager`] |
 //! | go back to it in place | [`Tracker::rollback`], or [`rollback()`] for a small tree |
 //!
@@ -28,6 +28,7 @@ pub mod restore;
 mod rollback;
 mod script;
 mod segments;
+pub mod soon;
 mod sys;
 mod track;
 

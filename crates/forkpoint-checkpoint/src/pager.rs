@@ -7,7 +7,7 @@
 //!
 //! ```text
 //!   launcher                       process 1                     pager: a copy of the launcher
-//!   Plan::lazily
+//!   Steps::lazily
 //!     ──fork──────────────────────► Plan::build_lazily
 //!   Plan::finish_lazily              keeps the Guard, polls it
 //!     the program goes on
@@ -18,8 +18,8 @@
 //!
 //! For who writes a launcher, in this order:
 //!
-//! 1. [`Plan::lazily`](crate::restore::Plan::lazily) instead of `Plan::new`, before process 1 is made. Where the
-//!    kernel cannot do it, or nothing is large, the plan is one of everything at once and the rest is the same.
+//! 1. [`Steps::lazily`](crate::restore::Steps::lazily) instead of `Steps::new`, before process 1 is made. Where the
+//!    kernel cannot do it, or nothing is large, they bring everything at once and the rest is the same.
 //! 2. In process 1, [`Plan::build_lazily`](crate::restore::Plan::build_lazily) instead of `build`. If it returns a
 //!    [`Guard`], process 1 keeps it, waits for it to become readable beside whatever else it waits for, and
 //!    does what [`Guard::look`] says: nothing, drop it, or [`Guard::end_all`] at once. Process 1 must not close

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //!   launcher (one thread)              process 1 of the new sandbox        each process
-//!   Plan::new: checks, scripts ──fork──►  Plan::build: opens files ──fork──►  takes its place
+//!   Steps::new: checks, scripts
+//!   Plan::new: a shared page ────fork──►  Plan::build: opens files ──fork──►  takes its place
 //!   Plan::finish: waits ◄──────────────────────────────────────────────────  ready, stands
 //!     checks every step, lets go ─────────────────────────────────────────►  the program goes on
 //! ```
@@ -11,7 +12,7 @@
 //! descriptors and the addresses that they will find. Nothing of the program runs before every step of
 //! every process was checked; until then, killing process 1 undoes all of it.
 
-use std::{io, time::Duration};
+use std::{cell::RefCell, io, time::Duration};
 
 use crate::{
     arch,
@@ -20,11 +21,11 @@ use crate::{
     freeze::{Frozen, Held, Tree, freeze},
     hand::{Reins, quiet_signal},
     image::{Alive, Chain, Machine, Process, Snapshot},
-    pager::Pager,
+    pager::{self, Guard, Keeper, Pager},
     ranges::Range,
     script::{Call, KernelPages, Outcome},
     segments,
-    sys::{Deadline, Patience, Proc, ptrace, read_text, task::threads_here},
+    sys::{Deadline, Patience, ptrace, read_text, task::threads_here},
 };
 
 mod assemble;
@@ -37,6 +38,7 @@ mod opener;
 mod rights;
 pub(crate) mod shared;
 mod sockets;
+mod spread;
 mod tcp;
 mod tree;
 mod watches;
@@ -55,11 +57,10 @@ const LOOK_AROUND: Duration = Duration::from_millis(5);
 /// How long processes may take to attach memory that only they keep.
 const TOGETHER: Duration = Duration::from_secs(20);
 
-/// All that is needed to bring a tree back.
+/// What every copy of an image does to come back, for as many as there will be. Only for copies of the process that
+/// assembled it.
 #[derive(Debug)]
-pub struct Plan<'a> {
-    chain: &'a Chain,
-    board: Board,
+pub struct Steps {
     numbers: Numbers,
     /// One for each living process, in the order of the image.
     scripts: Vec<Option<Assembled>>,
@@ -67,20 +68,21 @@ pub struct Plan<'a> {
     laziness: Option<Laziness>,
 }
 
-impl<'a> Plan<'a> {
-    /// Checks that the image fits this machine, and assembles what is to be done. The caller has one thread
-    /// and is about to copy itself.
-    pub fn new(chain: &'a Chain) -> Result<Self> {
+impl Steps {
+    /// Checks that the image fits this machine, and assembles what is to be done. The caller has one thread,
+    /// and will copy itself.
+    pub fn new(chain: &Chain) -> Result<Self> {
         Self::assemble(chain, None)
     }
 
-    fn assemble(chain: &'a Chain, laziness: Option<Laziness>) -> Result<Self> {
+    fn assemble(chain: &Chain, laziness: Option<Laziness>) -> Result<Self> {
         let snapshot = &chain.top().snapshot;
         check_machine(&snapshot.machine)?;
+        // Known to all copies from here on.
+        KernelPages::own().system("read our own mappings")?;
         let faults = laziness.as_ref().map(|laziness| laziness.maker.number());
         let numbers = Numbers::new(snapshot, chain, faults);
         let taken = own_ranges().system("read our own mappings")?;
-        let board = Board::new().system("make a shared page")?;
         let scripts = snapshot.processes.iter().enumerate().map(|(index, process)| {
             let (pid, numbers) = (process.pid, &numbers);
             let Some(alive) = process.alive() else { return Ok(None) };
@@ -89,7 +91,27 @@ impl<'a> Plan<'a> {
             assemble::assemble(whole, &taken).map(Some).doing("assemble the steps", pid)
         });
         let scripts = scripts.collect::<Result<_>>()?;
-        Ok(Self { chain, board, numbers, scripts, laziness })
+        Ok(Self { numbers, scripts, laziness })
+    }
+}
+
+/// All that is needed to bring a tree back, once.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    chain: &'a Chain,
+    steps: &'a Steps,
+    board: Board,
+    /// Where memory comes later: each copy of the launcher keeps one of them.
+    sides: RefCell<Option<(Keeper, Guard)>>,
+}
+
+impl<'a> Plan<'a> {
+    /// The caller has one thread and is about to copy itself. `steps` are those of `chain`.
+    pub fn new(chain: &'a Chain, steps: &'a Steps) -> Result<Self> {
+        let board = Board::new().system("make a shared page")?;
+        let sides = steps.laziness.is_some().then(pager::pair).transpose();
+        let sides = RefCell::new(sides.system("make a guard of memory")?);
+        Ok(Self { chain, steps, board, sides })
     }
 
     fn snapshot(&self) -> &'a Snapshot {
@@ -115,10 +137,11 @@ impl<'a> Plan<'a> {
             return Err(Error::System { doing: "bring processes back", source });
         }
         let result = self.build_tree();
-        if let Err(err) = &result {
-            self.board.fail(1, err);
+        match &result {
+            Ok(()) => self.board.arrive(),
+            Err(err) => self.board.fail(1, err),
         }
-        files::close_all(&self.numbers);
+        files::close_all(&self.steps.numbers);
         result
     }
 
@@ -128,6 +151,9 @@ impl<'a> Plan<'a> {
         files::open_all(self)?;
         tree::spawn(self)?;
         keeper::spawn(self)?;
+        if files::fills_later(self) {
+            files::fill_mounts(self)?;
+        }
         if doomed.is_empty() {
             return Ok(());
         }
@@ -153,12 +179,14 @@ impl<'a> Plan<'a> {
         let deadline = Deadline::after(patience);
         let pager = self.pager()?;
         self.wait(init, deadline)?;
+        let keeper = keeper::number(self.snapshot());
+        let all = 1 + self.steps.scripts.iter().flatten().count() + usize::from(keeper.is_some());
         let mut frozen = freeze(
-            &Tree::below(init).with_copies(),
+            &Tree::below(init).with_copies().complete_with(all),
             ptrace::EXIT_KILL | ptrace::SUSPEND_SECCOMP,
             deadline,
         )?;
-        if let Some(number) = keeper::number(self.snapshot()) {
+        if let Some(number) = keeper {
             frozen.set_aside(|pid| inside(pid) == Some(number));
         }
         let result = self.check_and_prepare(&mut frozen, pager, lazily);
@@ -180,7 +208,8 @@ impl<'a> Plan<'a> {
                 return Err(Error::Step { pid, step, source });
             }
             let ready = self.board.ready();
-            if ready >= wanted {
+            // And process 1.
+            if ready > wanted {
                 return Ok(());
             }
             if deadline.passed() || !heard && !is_alive(init) {
@@ -199,20 +228,21 @@ impl<'a> Plan<'a> {
         )
         .ok()?;
         let found = frozen.processes.iter().find_map(|held| {
-            let (process, _, script) = self.find(held).ok()?;
+            let Found { process, script, .. } = self.find(held).ok()?;
             script.first_failure(held.pid, process.pid).err()
         });
         frozen.processes.iter_mut().for_each(|held| held.tasks.clear());
         found
     }
 
-    fn find(&self, held: &Held) -> Result<(&Process, &Alive, &Assembled)> {
+    fn find(&self, held: &Held) -> Result<Found<'_>> {
         let status = Status::of(held.pid).doing("read the state", held.pid)?;
         let pid = status.last("NSpid").doing("read the number", held.pid)?;
         let at = self.snapshot().processes.iter().position(|process| process.pid == pid);
         at.and_then(|at| {
             let process = &self.snapshot().processes[at];
-            Some((process, process.alive()?, self.scripts[at].as_ref()?))
+            let (alive, script) = (process.alive()?, self.steps.scripts[at].as_ref()?);
+            Some(Found { process, alive, script, status })
         })
         .ok_or(Error::Ended { pid })
     }
@@ -223,24 +253,24 @@ impl<'a> Plan<'a> {
         mut pager: Option<Pager>,
         lazily: bool,
     ) -> Result<Option<Pager>> {
-        let living = self.scripts.iter().flatten().count();
+        let living = self.steps.scripts.iter().flatten().count();
         if frozen.processes.len() != living {
             let (ready, wanted) = (frozen.processes.len() as u32, living as u32);
             return Err(Error::Late { ready, wanted });
         }
         let mut all = Vec::with_capacity(living);
         for held in &frozen.processes {
-            let (process, alive, script) = self.find(held)?;
-            script.first_failure(held.pid, process.pid)?;
-            all.push((process, alive, script));
+            let found = self.find(held)?;
+            found.script.first_failure(held.pid, found.process.pid)?;
+            all.push(found);
         }
         if let Some(pager) = &mut pager {
             self.ask_for_pages(frozen, pager)?;
         }
-        for (held, (process, alive, script)) in frozen.processes.iter_mut().zip(&all) {
-            take_place(held, alive, script).doing("take the place", process.pid)?;
+        for (held, found) in frozen.processes.iter_mut().zip(&all) {
+            take_place(held, found).doing("take the place", found.process.pid)?;
         }
-        for (held, (process, alive, _)) in frozen.processes.iter_mut().zip(&all) {
+        for (held, Found { process, alive, .. }) in frozen.processes.iter_mut().zip(&all) {
             settle(held, alive).doing("take the place", process.pid)?;
         }
         match pager {
@@ -252,16 +282,24 @@ impl<'a> Plan<'a> {
     }
 }
 
+/// Who a process that stands is to become.
+struct Found<'a> {
+    process: &'a Process,
+    alive: &'a Alive,
+    script: &'a Assembled,
+    /// As it stands.
+    status: Status,
+}
+
 /// Gives every task the registers of the image, and begins to take away what the scripts were in.
-fn take_place(held: &mut Held, alive: &Alive, script: &Assembled) -> io::Result<()> {
+fn take_place(held: &mut Held, found: &Found<'_>) -> io::Result<()> {
+    let Found { alive, script, status, .. } = found;
     let pid = held.pid;
     let mut numbers = Vec::with_capacity(held.tasks.len());
-    let proc = Proc::of(pid)?;
-    let status = Status::in_directory(&proc)?;
     for task in &mut held.tasks {
         let number = match task.tid == pid {
             true => status.last("NSpid")?,
-            false => Status::of_thread(&proc, task.tid)?.last("NSpid")?,
+            false => Status::of(task.tid)?.last("NSpid")?,
         };
         let thread = alive.threads.iter().find(|thread| thread.tid == number);
         let thread = thread.ok_or_else(|| io::Error::other("a thread that nobody knows"))?;

@@ -75,6 +75,11 @@ pub trait Driver: fmt::Debug + Send + Sync {
         Ok(spec.clone())
     }
 
+    /// Told that a sandbox is about to be made, of `from` or of the spec's template, before that is
+    /// written down: who needs time to get ready can use it. Nothing has to come of it, nothing may
+    /// be left of it, and it returns at once.
+    fn expect(&self, _spec: &SandboxSpec, _from: Option<&Artifact>) {}
+
     /// Creates a sandbox that is ready for [`Sandbox::exec`]. The same `id` twice is an error.
     async fn create(&self, id: SandboxId, spec: &SandboxSpec) -> DriverResult<Arc<dyn Sandbox>>;
 

@@ -33,6 +33,7 @@ mod client;
 mod connection;
 mod end;
 mod examine;
+mod expect;
 mod findings;
 mod host;
 mod init;
@@ -220,6 +221,10 @@ impl Driver for LocalDriver {
     async fn complete(&self, spec: &SandboxSpec, now: Timestamp) -> DriverResult<SandboxSpec> {
         let spec = spec.clone();
         self.on_host(move |host| host.complete(&spec, now)).await
+    }
+
+    fn expect(&self, spec: &SandboxSpec, from: Option<&Artifact>) {
+        self.host.expect(spec, from);
     }
 
     async fn create(&self, id: SandboxId, spec: &SandboxSpec) -> DriverResult<Arc<dyn Sandbox>> {

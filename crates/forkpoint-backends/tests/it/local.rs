@@ -17,6 +17,7 @@ use futures::future::BoxFuture;
 use tempfile::TempDir;
 
 mod chains;
+mod expect;
 mod faults;
 mod files;
 mod full;

@@ -52,6 +52,13 @@ impl Board {
         self.page().ready.load(Ordering::SeqCst)
     }
 
+    /// Process 1 has done all that is its own, which counts as one more.
+    pub(super) fn arrive(&self) {
+        self.page().ready.fetch_add(1, Ordering::SeqCst);
+        // Whoever waits and does not hear it looks again soon.
+        let _ = futex::wake(&self.page().ready, futex::Flags::empty(), 1);
+    }
+
     /// Waits until more than `seen` are ready, somebody has failed, or for a while. `false` if nothing was heard.
     pub(super) fn wait(&self, seen: u32, time: Duration) -> bool {
         let time = Timespec::try_from(time).ok();

@@ -21,21 +21,23 @@ use super::{
 };
 use crate::{
     error::{Doing as _, Error, Result},
-    image::{Connection, FileKind, MappingKind, OpenFile, OtherEnd, Process},
+    image::{Connection, EntryKind, FileKind, KeptEntry, MappingKind, OpenFile, OtherEnd, Process},
     mounts,
 };
 
 /// Opens everything at its number.
 pub(super) fn open_all(plan: &Plan<'_>) -> Result<()> {
-    raise_limit(plan.numbers.end).system("raise the limit of descriptors")?;
-    for (from, to) in plan.numbers.of_chain(plan.chain) {
+    raise_limit(plan.steps.numbers.end).system("raise the limit of descriptors")?;
+    for (from, to) in plan.steps.numbers.of_chain(plan.chain) {
         copy_to(from, to).system("keep the pages open")?;
     }
-    fill_mounts(plan)?;
+    if !fills_later(plan) {
+        fill_mounts(plan)?;
+    }
     mapped_files(plan)?;
     for memory in &plan.snapshot().memories {
         let fd = shared::make(memory, plan.chain).system("make shared memory")?;
-        let number = plan.numbers.memory(&memory.id).system("make shared memory")?;
+        let number = plan.steps.numbers.memory(&memory.id).system("make shared memory")?;
         place(fd, number).system("place a descriptor")?;
     }
     let mut opener = Opener::new(plan);
@@ -48,14 +50,28 @@ pub(super) fn open_all(plan: &Plan<'_>) -> Result<()> {
             let step = format!("open file {index} ({})", told(&file.kind));
             Error::Step { pid: opener.holder(index), step, source }
         })?;
-        place(fd, plan.numbers.file(index)).system("place a descriptor")?;
+        place(fd, plan.steps.numbers.file(index)).system("place a descriptor")?;
     }
     send_what_was_on_its_way(plan)?;
     finish_all(plan, &opener)
 }
 
+/// Whether nobody has opened, mapped or watches anything that is only there when they are filled. Then that can be
+/// done while the processes take their places.
+pub(super) fn fills_later(plan: &Plan<'_>) -> bool {
+    let snapshot = plan.snapshot();
+    let is_nothing = |entry: &KeptEntry| match &entry.kind {
+        EntryKind::Link { .. } => true,
+        EntryKind::Directory => entry.path.is_empty(),
+        _ => false,
+    };
+    let is_watch = |file: &OpenFile| matches!(file.kind, FileKind::Watch { .. });
+    snapshot.mounts.iter().flat_map(|mount| &mount.entries).all(is_nothing)
+        && !snapshot.files.iter().any(is_watch)
+}
+
 /// Names are looked up there too.
-fn fill_mounts(plan: &Plan<'_>) -> Result<()> {
+pub(super) fn fill_mounts(plan: &Plan<'_>) -> Result<()> {
     let mounts = &plan.snapshot().mounts;
     if mounts.is_empty() {
         return Ok(());
@@ -84,7 +100,7 @@ fn send_what_was_on_its_way(plan: &Plan<'_>) -> Result<()> {
             doing: "find the other end of a connection",
             source: io::ErrorKind::NotFound.into(),
         })?;
-        let fd = duplicate(plan.numbers.file(index)).system("send what was on its way")?;
+        let fd = duplicate(plan.steps.numbers.file(index)).system("send what was on its way")?;
         tcp::fill(&fd, other).system("send what was on its way")?;
     }
     Ok(())
@@ -103,7 +119,7 @@ fn finish_all(plan: &Plan<'_>, opener: &Opener<'_>) -> Result<()> {
     ];
     for step in steps {
         for (index, file) in plan.snapshot().files.iter().enumerate() {
-            step(plan.numbers.file(index), &file.kind).map_err(|source| {
+            step(plan.steps.numbers.file(index), &file.kind).map_err(|source| {
                 let step = format!("open file {index} ({})", told(&file.kind));
                 Error::Step { pid: opener.holder(index), step, source }
             })?;
@@ -170,7 +186,7 @@ fn mapped_files(plan: &Plan<'_>) -> Result<()> {
             }
         }
     }
-    for (path, (number, writable)) in &plan.numbers.mapped {
+    for (path, (number, writable)) in &plan.steps.numbers.mapped {
         let flags = if *writable { OFlags::RDWR } else { OFlags::RDONLY };
         let fd = inside(path, flags).file("open", path)?;
         let stat = fstat(&fd).file("look at", path)?;

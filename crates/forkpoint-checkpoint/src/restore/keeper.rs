@@ -56,7 +56,7 @@ pub(super) fn spawn(plan: &Plan<'_>) -> Result<()> {
     let snapshot = plan.snapshot();
     let Some(number) = number(snapshot) else { return Ok(()) };
     let masters: Vec<RawFd> =
-        masters(snapshot).into_iter().map(|index| plan.numbers.file(index)).collect();
+        masters(snapshot).into_iter().map(|index| plan.steps.numbers.file(index)).collect();
     if fork_as(number).doing("keep the terminals", number)?.is_none() {
         keep(&masters);
         end_as(0);

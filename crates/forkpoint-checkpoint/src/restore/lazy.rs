@@ -1,58 +1,51 @@
 //! A restore that lets large processes run before all their memory is there. See [`crate::pager`].
 
-use std::{cell::RefCell, io, os::fd::OwnedFd, time::Duration};
+use std::{io, os::fd::OwnedFd, time::Duration};
 
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
-use super::{Assembled, Plan};
+use super::{Assembled, Found, Plan, Steps};
 use crate::{
     error::{Doing as _, Result},
     freeze::{Frozen, Held},
     image::{Alive, Chain, Process},
-    pager::{self, Guard, Keeper, Lazy, Pager},
+    pager::{Guard, Lazy, Pager},
     script::{Call, Outcome},
     sys::fault::Maker,
 };
 
-/// What a plan has whose processes are asked for their pages.
+/// What steps have whose processes ask for their pages.
 #[derive(Debug)]
 pub(super) struct Laziness {
     pub(super) maker: Maker,
-    /// Each copy of the launcher keeps one of them.
-    sides: RefCell<Option<(Keeper, Guard)>>,
     /// One for each process of the image.
     pub(super) processes: Vec<Option<Lazy>>,
 }
 
 impl Laziness {
     /// `None`: everything is to be there at once.
-    pub(super) fn of(chain: &Chain) -> Result<Option<Self>> {
+    pub(super) fn of(chain: &Chain) -> Option<Self> {
         if chain.is_shared() {
-            return Ok(None);
+            return None;
         }
         let lazy = |process: &Process| Lazy::of(process.pid, process.alive()?, chain);
         let processes: Vec<Option<Lazy>> =
             chain.top().snapshot.processes.iter().map(lazy).collect();
         if processes.iter().all(Option::is_none) {
-            return Ok(None);
+            return None;
         }
-        let Some(maker) = Maker::find() else { return Ok(None) };
-        let sides = RefCell::new(Some(pager::pair().system("make a guard of memory")?));
-        Ok(Some(Self { maker, sides, processes }))
-    }
-
-    fn take_sides(&self) -> Option<(Keeper, Guard)> {
-        self.sides.borrow_mut().take()
+        Some(Self { maker: Maker::find()?, processes })
     }
 }
 
-impl<'a> Plan<'a> {
-    /// As [`Plan::new`], but large processes run before all their memory is there.
-    pub fn lazily(chain: &'a Chain) -> Result<Self> {
-        let laziness = Laziness::of(chain)?;
-        Self::assemble(chain, laziness)
+impl Steps {
+    /// As [`Steps::new`], but large processes run before all their memory is there.
+    pub fn lazily(chain: &Chain) -> Result<Self> {
+        Self::assemble(chain, Laziness::of(chain))
     }
+}
 
+impl Plan<'_> {
     /// As [`Plan::build`]; what is returned must be kept and looked at.
     pub fn build_lazily(&self) -> Result<Option<Guard>> {
         let guard = self.guard();
@@ -62,7 +55,7 @@ impl<'a> Plan<'a> {
 
     /// What process 1 keeps; the other side is not its own.
     pub(super) fn guard(&self) -> Option<Guard> {
-        let (keeper, guard) = self.laziness.as_ref()?.take_sides()?;
+        let (keeper, guard) = self.sides.borrow_mut().take()?;
         drop(keeper);
         Some(guard)
     }
@@ -74,8 +67,7 @@ impl<'a> Plan<'a> {
 
     /// Who will bring the missing pages, if there are any.
     pub(super) fn pager(&self) -> Result<Option<Pager>> {
-        let sides = self.laziness.as_ref().and_then(Laziness::take_sides);
-        let Some((keeper, guard)) = sides else { return Ok(None) };
+        let Some((keeper, guard)) = self.sides.borrow_mut().take() else { return Ok(None) };
         drop(guard);
         Pager::new(self.chain, keeper).map(Some).system("map the pages")
     }
@@ -83,9 +75,9 @@ impl<'a> Plan<'a> {
     /// Has every process that stands asked for its pages, from its first step on.
     pub(super) fn ask_for_pages(&self, frozen: &mut Frozen, pager: &mut Pager) -> Result<()> {
         for held in &mut frozen.processes {
-            let (process, alive, script) = self.find(held)?;
+            let Found { process, alive, script, .. } = self.find(held)?;
             let at = self.snapshot().processes.iter().position(|p| p.pid == process.pid);
-            let lazy = at.and_then(|at| self.laziness.as_ref()?.processes.get(at)?.as_ref());
+            let lazy = at.and_then(|at| self.steps.laziness.as_ref()?.processes.get(at)?.as_ref());
             if let Some(lazy) = lazy {
                 let asked = ask(held, alive, script, lazy, pager);
                 asked.doing("ask for the pages", process.pid)?;

@@ -89,7 +89,7 @@ fn at_home(snapshot: &Snapshot, free: i32) -> HashMap<usize, i32> {
 
 impl Numbers {
     const LOWEST: i32 = 64;
-    const SPARE: i32 = 32;
+    const SPARE: i32 = 48;
 
     pub(super) fn new(snapshot: &Snapshot, chain: &Chain, faults: Option<i32>) -> Self {
         let alive = || snapshot.processes.iter().filter_map(Process::alive);

@@ -92,7 +92,7 @@ impl<'a> Opener<'a> {
                 Ok(fd)
             }
             FileKind::Memory { memory, position } => {
-                let number = self.plan.numbers.memory(memory)?;
+                let number = self.plan.steps.numbers.memory(memory)?;
                 let fd = reopen(number, flags.difference(OFlags::TMPFILE | OFlags::NOFOLLOW))?;
                 rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(*position))?;
                 Ok(fd)
@@ -150,7 +150,7 @@ impl<'a> Opener<'a> {
     ) -> io::Result<OwnedFd> {
         let flags = flags.difference(OFlags::TMPFILE | OFlags::NOFOLLOW);
         if let Some(same) = self.deleted.get(&inode) {
-            return reopen(self.plan.numbers.file(*same), flags);
+            return reopen(self.plan.steps.numbers.file(*same), flags);
         }
         let new = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         let mode = Mode::from_raw_mode(mode);
@@ -172,7 +172,7 @@ impl<'a> Opener<'a> {
         flags: OFlags,
     ) -> io::Result<OwnedFd> {
         let fd = match self.pipes.get(&pipe) {
-            Some(end) => reopen(self.plan.numbers.file(*end), flags)?,
+            Some(end) => reopen(self.plan.steps.numbers.file(*end), flags)?,
             None => {
                 let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
                 set_capacity(&writer, capacity)?;
@@ -228,7 +228,7 @@ impl<'a> Opener<'a> {
                     |file| matches!(&file.kind, FileKind::Pair { socket, .. } if *socket == peer),
                 );
                 let index = index.ok_or_else(|| io::Error::other("its other end is missing"))?;
-                (ours, duplicate(self.plan.numbers.file(index))?)
+                (ours, duplicate(self.plan.steps.numbers.file(index))?)
             }
             None => {
                 let kind = SocketType::from_raw(kind as u32);

@@ -19,7 +19,7 @@ use rustix::{
     },
 };
 
-use super::{Assembled, Plan, board::Room};
+use super::{Assembled, Plan, board::Room, spread::Spread};
 use crate::{
     arch,
     error::{Doing as _, Error, Result},
@@ -34,13 +34,13 @@ use crate::{
 pub(super) fn spawn(plan: &Plan<'_>) -> Result<()> {
     let mask = block_signals();
     let all: Vec<usize> = (0..plan.snapshot().processes.len()).collect();
-    let result = children(plan, 1, &all);
+    let result = children(plan, &Spread::of(plan.snapshot()), 1, &all);
     set_signals(mask);
     result
 }
 
 /// Children of the process `parent`, which is the calling one.
-fn children(plan: &Plan<'_>, parent: i32, among: &[usize]) -> Result<()> {
+fn children(plan: &Plan<'_>, spread: &Spread, parent: i32, among: &[usize]) -> Result<()> {
     let processes = &plan.snapshot().processes;
     let own_session = session();
     let mut orphaned: BTreeMap<i32, Vec<usize>> = BTreeMap::new();
@@ -55,9 +55,9 @@ fn children(plan: &Plan<'_>, parent: i32, among: &[usize]) -> Result<()> {
         }
     }
     for (session, members) in orphaned {
-        stand_in_for_session(plan, session, &members)?;
+        stand_in_for_session(plan, spread, session, &members)?;
     }
-    spawn_group(plan, &direct)
+    spawn_group(plan, spread, &direct)
 }
 
 fn session() -> i32 {
@@ -65,11 +65,17 @@ fn session() -> i32 {
 }
 
 /// A leader that made the members and ended: they are init's now.
-fn stand_in_for_session(plan: &Plan<'_>, session: i32, members: &[usize]) -> Result<()> {
+fn stand_in_for_session(
+    plan: &Plan<'_>,
+    spread: &Spread,
+    session: i32,
+    members: &[usize],
+) -> Result<()> {
     let made = fork_as(session).doing("stand in for the session", session)?;
     let Some(pid) = made else {
-        let result =
-            setsid().doing("begin the session", session).and_then(|_| spawn_group(plan, members));
+        let result = setsid()
+            .doing("begin the session", session)
+            .and_then(|_| spawn_group(plan, spread, members));
         finish(plan, session, result)
     };
     reap(pid)
@@ -89,14 +95,17 @@ fn reap(pid: i32) -> Result<()> {
 }
 
 /// Makes processes, and puts each into its group.
-fn spawn_group(plan: &Plan<'_>, members: &[usize]) -> Result<()> {
+fn spawn_group(plan: &Plan<'_>, spread: &Spread, members: &[usize]) -> Result<()> {
     let processes = &plan.snapshot().processes;
     let here = getpgid(None).map_or(0, Pid::as_raw_pid);
     for index in members {
         let process = &processes[*index];
-        if fork_as(process.pid).doing("make a copy", process.pid)?.is_none() {
-            let result = become_process(plan, *index);
-            finish(plan, process.pid, result);
+        match fork_as(process.pid).doing("make a copy", process.pid)? {
+            Some(pid) => spread.send(*index, pid),
+            None => {
+                let result = become_process(plan, spread, *index);
+                finish(plan, process.pid, result);
+            }
         }
         if process.alive().is_none() {
             wait_for_death(process.pid).doing("wait for the end", process.pid)?;
@@ -157,7 +166,7 @@ fn join(pid: i32, group: i32) -> Result<()> {
     setpgid(Pid::from_raw(pid), leader).doing("join the group", pid)
 }
 
-fn become_process(plan: &Plan<'_>, index: usize) -> Result<()> {
+fn become_process(plan: &Plan<'_>, spread: &Spread, index: usize) -> Result<()> {
     let process = &plan.snapshot().processes[index];
     let pid = process.pid;
     if getpid().as_raw_pid() != pid {
@@ -178,11 +187,11 @@ fn become_process(plan: &Plan<'_>, index: usize) -> Result<()> {
         take_terminal(fd).doing("take the terminal", pid)?;
     }
     let all: Vec<usize> = (index + 1..plan.snapshot().processes.len()).collect();
-    children(plan, pid, &all)?;
+    children(plan, spread, pid, &all)?;
     if let Some((fd, foreground @ 2..)) = terminal {
         set_terminal_group(fd, foreground).doing("set the terminal's group", pid)?;
     }
-    let script = plan.scripts[index].as_ref().ok_or(Error::Ended { pid })?;
+    let script = plan.steps.scripts[index].as_ref().ok_or(Error::Ended { pid })?;
     dress(plan, alive, pid)?;
     enter(plan, script).doing("take the place", pid)
 }
@@ -193,7 +202,7 @@ fn terminal_of(plan: &Plan<'_>, wanted: u32) -> Result<(RawFd, i32)> {
     for (index, file) in plan.snapshot().files.iter().enumerate() {
         match &file.kind {
             FileKind::Terminal { terminal } if *terminal == wanted => {
-                found.0 = Some(plan.numbers.file(index));
+                found.0 = Some(plan.steps.numbers.file(index));
             }
             FileKind::Master { terminal, foreground, .. } if *terminal == wanted => {
                 found.1 = *foreground;
@@ -223,20 +232,20 @@ fn dress(plan: &Plan<'_>, alive: &Alive, pid: i32) -> Result<()> {
 
 fn descriptors(plan: &Plan<'_>, all: &[Descriptor]) -> io::Result<()> {
     let needed = needed(plan, all);
-    close_but(&needed, plan.numbers.base);
+    close_but(&needed, plan.steps.numbers.base);
     for Descriptor { file, .. } in all {
         let OpenFile { flags, kind, .. } = &plan.snapshot().files[*file];
         if let FileKind::Process { pid } = kind {
-            open_process(*pid, *flags, plan.numbers.file(*file))?;
+            open_process(*pid, *flags, plan.steps.numbers.file(*file))?;
         }
     }
     for Descriptor { file, .. } in all {
         if let FileKind::Poll { watched, targets, .. } = &plan.snapshot().files[*file].kind {
-            watch(plan, plan.numbers.file(*file), watched, targets)?;
+            watch(plan, plan.steps.numbers.file(*file), watched, targets)?;
         }
     }
     for Descriptor { number, file, close_on_exec } in all {
-        put(plan.numbers.file(*file), *number, *close_on_exec)?;
+        put(plan.steps.numbers.file(*file), *number, *close_on_exec)?;
     }
     close_others(&needed, all);
     for Descriptor { number, file, .. } in all {
@@ -259,8 +268,9 @@ fn needed(plan: &Plan<'_>, all: &[Descriptor]) -> Vec<RawFd> {
         };
         targets.iter().chain([file])
     });
-    let numbers = files.map(|file| plan.numbers.file(*file));
-    let mut needed: Vec<RawFd> = numbers.filter(|number| *number < plan.numbers.base).collect();
+    let numbers = files.map(|file| plan.steps.numbers.file(*file));
+    let mut needed: Vec<RawFd> =
+        numbers.filter(|number| *number < plan.steps.numbers.base).collect();
     needed.sort_unstable();
     needed.dedup();
     needed
@@ -327,7 +337,7 @@ type Watched = (i32, u32, u64);
 fn watch(plan: &Plan<'_>, number: RawFd, all: &[Watched], targets: &[usize]) -> io::Result<()> {
     for (watched, target) in all.iter().zip(targets) {
         // SAFETY: nothing is there: no file is opened at such a number.
-        if unsafe { libc::dup3(plan.numbers.file(*target), watched.0, libc::O_CLOEXEC) } < 0 {
+        if unsafe { libc::dup3(plan.steps.numbers.file(*target), watched.0, libc::O_CLOEXEC) } < 0 {
             return Err(io::Error::last_os_error());
         }
         let added = poll(number, watched.0, watched);

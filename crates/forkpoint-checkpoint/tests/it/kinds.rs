@@ -185,6 +185,37 @@ def told():
     );
 }
 
+/// Each is sent to a processor on its way back, and may run on all of them again; one that may not stays where it is.
+#[test]
+fn processes_may_run_where_they_could() {
+    for own in ["", "if number == 2: os.sched_setaffinity(0, {0})"] {
+        crate::locks::answers(
+            &format!(
+                "
+def where(): return sorted(os.sched_getaffinity(0))
+pipes = []
+for number in range(5):
+    (asked, ask), (heard, tell) = os.pipe(), os.pipe()
+    pipes.append((ask, heard))
+    if os.fork() == 0:
+        {own}
+        before = where()
+        os.read(asked, 1)
+        os.write(tell, b'1' if where() == before else b'0')
+        time.sleep(1000)
+all = where()
+def told():
+    for ask, heard in pipes:
+        os.write(ask, b'?')
+        yield os.read(heard, 1)
+    yield where() == all
+"
+            ),
+            "b'1'\nb'1'\nb'1'\nb'1'\nb'1'\nTrue",
+        );
+    }
+}
+
 /// Half of it is over when it is captured; a copy sleeps the other half.
 #[test]
 fn a_sleep_goes_on_with_the_time_that_was_left() {

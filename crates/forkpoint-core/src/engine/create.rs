@@ -84,6 +84,7 @@ impl Inner {
         let spec = driver.complete(&spec, self.environment.now()).await.context(doing)?;
         spec.check()?;
 
+        driver.expect(&spec, None);
         let sandbox = NewSandbox { id, name: name.clone() };
         let active =
             self.begin(driver.name(), OperationKind::Create { sandbox }).await.context(doing)?;

@@ -278,6 +278,7 @@ impl Inner {
             .map(|child| wanted.record(driver.as_ref(), child, snapshot, at))
             .collect::<Result<_>>()?;
 
+        driver.expect(&snapshot.spec, Some(&snapshot.artifact));
         let kind = OperationKind::Fork { snapshot: snapshot.id, children };
         let active = self.begin(driver.name(), kind).await?;
         let attempts: Vec<Attempt> = stream::iter(records)

@@ -11,10 +11,15 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::{
+    event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
+    process::{Pid, getpid},
+    thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity},
+};
 use serde::Serialize;
 
 use super::{
+    launch::blank::Birth,
     spawner::{NAME, Order, Outcome, Readiness, SHARE_MEMORY, Work},
     wire::{self, Failure},
 };
@@ -40,6 +45,8 @@ pub(super) struct Client {
 struct Spawner {
     socket: OwnedFd,
     bell: OwnedFd,
+    /// Those that it may run on, where they can be told.
+    processors: Option<CpuSet>,
     /// Reaped by whoever reaps us: it ends after us, when it has cleaned up.
     child: Mutex<Child>,
 }
@@ -66,6 +73,11 @@ impl Client {
         let (ours, theirs) = wire::pair().map_err(failed)?;
         self.send(&Order::StandBy(ready), &[theirs.as_fd()]).map_err(failed)?;
         Ok(Worker(ours))
+    }
+
+    /// Whether whoever is told something need not be started first.
+    pub(super) fn is_running(&self) -> bool {
+        self.running.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     /// Nobody waits.
@@ -109,7 +121,8 @@ impl Client {
             .spawn()?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE)?;
         wire::send(&ours, &Order::Bell, &[bell.as_fd()])?;
-        Ok(Spawner { socket: ours, bell, child: Mutex::new(child) })
+        let processors = sched_getaffinity(Some(getpid())).ok();
+        Ok(Spawner { socket: ours, bell, processors, child: Mutex::new(child) })
     }
 
     fn forget(&self, dead: &Arc<Spawner>) {
@@ -125,8 +138,23 @@ impl Client {
 impl Spawner {
     fn tell(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         wire::send(&self.socket, order, fds)?;
+        self.keep_off_our_processor();
         rustix::io::write(&self.bell, &1_u64.to_ne_bytes())?;
         Ok(())
+    }
+
+    /// Where processors share no cache, as those of many virtual machines, the kernel wakes it where it ran last. If
+    /// that is where we run, it would wait until we do, and another processor would be idle meanwhile. Its copies
+    /// may run anywhere again. Best effort: it is only about time.
+    fn keep_off_our_processor(&self) {
+        let Some(all) = &self.processors else { return };
+        let mut others = *all;
+        others.unset(sched_getcpu());
+        let pid = self.child.lock().unwrap_or_else(PoisonError::into_inner).id();
+        if others.count() > 0 {
+            let pid = Pid::from_raw(pid.cast_signed());
+            let _ = pid.map(|pid| sched_setaffinity(Some(pid), &others));
+        }
     }
 }
 
@@ -135,6 +163,17 @@ impl Spawner {
 pub(super) struct Worker(OwnedFd);
 
 impl Worker {
+    /// Whether it is still there: it says nothing until it has work.
+    pub(super) fn waits(&self) -> bool {
+        poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&Timespec::default())) == Ok(0)
+    }
+
+    /// Has the first process of a sandbox be born, in this cgroup if there is one.
+    pub(super) fn bear(&self, birth: Birth, cgroup: Option<&OwnedFd>) -> Result<(), Failure> {
+        let cgroup: Vec<_> = cgroup.map(|fd| fd.as_fd()).into_iter().collect();
+        wire::send(&self.0, &Work::Birth(birth), &cgroup).map_err(failed)
+    }
+
     /// Waits for the answer.
     pub(super) fn ask(self, work: &Work, fds: &[BorrowedFd<'_>]) -> Result<Outcome, Failure> {
         ask(&self.0, work, fds)

@@ -22,6 +22,7 @@ use super::{
     cgroup::{Cgroup, Cgroups},
     client::Client,
     end::{ends_soon, hold_mounts, is_ending, kill},
+    expect::Expected,
     launch::Isolation,
     memory::{
         KeptMemory,
@@ -70,6 +71,7 @@ pub(super) struct Host {
     pub(super) cgroups: Cgroups,
     pub(super) client: Arc<Client>,
     pub(super) pool: Pool,
+    pub(super) expected: Expected,
     pub(super) last_gone_back_to: LastGoneBackTo,
     isolation: Isolation,
 }
@@ -97,7 +99,17 @@ impl Host {
         let pool = Pool::new(warm, isolation, Arc::clone(&client), cgroups.clone());
         let pool = pool.map_err(failed("keep sandboxes ready"))?;
         let last_gone_back_to = LastGoneBackTo::default();
-        Ok(Arc::new(Self { root, store, cgroups, client, pool, last_gone_back_to, isolation }))
+        let expected = Expected::default();
+        Ok(Arc::new(Self {
+            root,
+            store,
+            cgroups,
+            client,
+            pool,
+            expected,
+            last_gone_back_to,
+            isolation,
+        }))
     }
 
     pub(super) fn isolation(&self) -> Isolation {
@@ -174,12 +186,19 @@ impl Host {
         from: Option<&Artifact>,
     ) -> DriverResult<()> {
         let _held = self.hold_templates(&spec.template)?;
-        let data = from.map(|artifact| self.read_artifact(artifact)).transpose()?;
+        let data = from.map(parse_artifact).transpose()?;
         let images = match &data {
             None => self.template_images(&spec.template)?,
             Some(data) => self.memory_images(data),
         };
-        let launcher = self.launcher(self.isolation, spec.network, images)?;
+        let launcher = self.launcher((id, 0), self.isolation, spec, images)?;
+        let chain = match from.zip(data.as_ref()) {
+            None => None,
+            Some((artifact, data)) => {
+                let chain = self.store.chain(&data.layer);
+                Some(chain.map_err(|err| damaged(artifact, err.to_string()))?)
+            }
+        };
         let start = self.starting_point(id, spec, from.zip(data))?;
         let place = self.place(id);
         match fs::create_dir(place.directory()) {
@@ -190,7 +209,8 @@ impl Host {
         }
         let launched = self.lock(id).and_then(|lock| {
             let start = if from.is_none() { self.pin_workspaces(start)? } else { start };
-            self.launch(&lock, start, launcher)
+            let chain = chain.map_or_else(|| self.chain(start.top.as_ref()), Ok)?;
+            self.launch(&lock, start, &chain, launcher)
         });
         self.forget_pins(id);
         if launched.is_err() {
@@ -253,22 +273,9 @@ impl Host {
     }
 
     pub(super) fn read_artifact(&self, artifact: &Artifact) -> DriverResult<ArtifactData> {
-        let snapshot = artifact.snapshot;
-        let damaged = |reason: String| DriverError::Damaged { snapshot, reason };
-        if artifact.version > ARTIFACT_VERSION {
-            let reason = format!(
-                "the artifact of `{snapshot}` has version {}, and this release reads up to \
-                 {ARTIFACT_VERSION}",
-                artifact.version
-            );
-            return Err(DriverError::Invalid { driver: DRIVER, reason });
-        }
-        let data: ArtifactData = serde_json::from_value(artifact.data.clone())
-            .map_err(|err| damaged(err.to_string()))?;
-        if (artifact.kind == SnapshotKind::Full) == data.memory.is_empty() {
-            return Err(damaged("what it says of processes is not true".to_owned()));
-        }
-        self.store.known_chain(&data.layer).map_err(|err| damaged(err.to_string()))?;
+        let data = parse_artifact(artifact)?;
+        let chain = self.store.known_chain(&data.layer);
+        chain.map_err(|err| damaged(artifact, err.to_string()))?;
         Ok(data)
     }
 
@@ -334,18 +341,21 @@ impl Host {
             Ok(record) => return Ok(RolledBack { record, lock, made_anew: None }),
             Err(Anew(why)) => why,
         };
-        let launcher = self.launcher(self.isolation, spec.network, self.memory_images(&data))?;
+        let launches = old.as_ref().map_or(0, |old| old.launches + 1);
+        let images = self.memory_images(&data);
+        let launcher = self.launcher((id, launches), self.isolation, spec, images)?;
         let mut new = self.starting_point(id, spec, Some((to, data)))?;
         if let Some(old) = old {
             new.generation = old.generation + 1;
-            new.launches = old.launches + 1;
+            new.launches = launches;
             new.hostname = old.hostname;
             let Record { init, cgroup, generation, own, .. } = old;
             new.doomed = Some(Doomed { init, cgroup, generation, own });
         }
-        let (generation, launches) = (new.generation, new.launches);
+        let generation = new.generation;
         self.clear_generation(&place, generation)?;
-        let launched = self.launch(&lock, new, launcher);
+        let chain = self.chain(new.top.as_ref())?;
+        let launched = self.launch(&lock, new, &chain, launcher);
         match (launched, self.find(id)?) {
             // The answer may be all that was lost.
             (_, Some(record)) if record.launches == launches => {
@@ -422,11 +432,33 @@ impl Host {
         record.spec = spec.clone();
         record.launches += 1;
         (record.stopped, record.paused, record.held) = (false, false, false);
-        let launcher = self.launcher(record.isolation, spec.network, Vec::new())?;
-        let record = self.launch(&lock, record, launcher)?;
+        let launcher = self.launcher((id, record.launches), record.isolation, spec, Vec::new())?;
+        let chain = self.chain(record.top.as_ref())?;
+        let record = self.launch(&lock, record, &chain, launcher)?;
         remove_old_sockets(&self.place(id), record.launches);
         Ok(())
     }
+}
+
+fn damaged(artifact: &Artifact, reason: String) -> DriverError {
+    DriverError::Damaged { snapshot: artifact.snapshot, reason }
+}
+
+/// What it says, whether or not it is there.
+pub(super) fn parse_artifact(artifact: &Artifact) -> DriverResult<ArtifactData> {
+    if artifact.version > ARTIFACT_VERSION {
+        let reason = format!(
+            "the artifact of `{}` has version {}, and this release reads up to {ARTIFACT_VERSION}",
+            artifact.snapshot, artifact.version
+        );
+        return Err(DriverError::Invalid { driver: DRIVER, reason });
+    }
+    let data: ArtifactData = serde_json::from_value(artifact.data.clone())
+        .map_err(|err| damaged(artifact, err.to_string()))?;
+    if (artifact.kind == SnapshotKind::Full) == data.memory.is_empty() {
+        return Err(damaged(artifact, "what it says of processes is not true".to_owned()));
+    }
+    Ok(data)
 }
 
 pub(super) fn state_of(record: &Record) -> SandboxState {

@@ -23,7 +23,7 @@ use std::{
 use forkpoint_checkpoint::{
     Chain,
     pager::{Guard, Pager},
-    restore::{Plan, check_machine},
+    restore::{Plan, Steps},
 };
 
 use forkpoint_core::spec::Network;
@@ -118,7 +118,8 @@ pub(super) fn plan<'a>(
     shared: &'a Shared,
     images: &[PathBuf],
 ) -> Result<Option<Plan<'a>>, Failure> {
-    shared.images(images).map(Plan::lazily).transpose().map_err(not_back)
+    let plan = shared.images(images).map(|images| Plan::new(&images.chain, &images.steps));
+    plan.transpose().map_err(not_back)
 }
 
 pub(super) fn launch(
@@ -190,24 +191,24 @@ fn shared_memory(limit: Option<u64>) -> u64 {
     limit.map_or(SHARED_MEMORY_MAX, |limit| SHARED_MEMORY_MAX.min(limit / 2))
 }
 
-type Overlays = Vec<(PathBuf, OwnedFd)>;
+pub(super) type Overlays = Vec<(PathBuf, OwnedFd)>;
 
-/// `None` where there are none.
-pub(super) fn open_images(images: &[PathBuf]) -> Result<Option<Chain>, Failure> {
-    if images.is_empty() {
-        return Ok(None);
+/// Once for all copies of this process.
+pub(super) fn open_images(images: &[PathBuf], share: bool) -> Result<(Chain, Steps), Failure> {
+    let chain = Chain::open(images.iter().cloned());
+    let mut chain = chain.map_err(|err| Failure::of(BRING_BACK, &err))?;
+    if share {
+        chain.share_memory().doing("keep pages in memory")?;
     }
-    let chain = Chain::open(images.iter().cloned()).map_err(|err| Failure::of(BRING_BACK, &err))?;
-    // Once for all copies of this process, which know the machine from then on.
-    check_machine(&chain.top().snapshot.machine).map_err(not_back)?;
-    Ok(Some(chain))
+    let steps = Steps::lazily(&chain).map_err(not_back)?;
+    Ok((chain, steps))
 }
 
 fn not_back(err: forkpoint_checkpoint::Error) -> Failure {
     Failure::of(BRING_BACK, &err)
 }
 
-fn spawner_overlays(spec: &LaunchSpec, shared: &Shared) -> Result<Overlays, Failure> {
+pub(super) fn spawner_overlays(spec: &LaunchSpec, shared: &Shared) -> Result<Overlays, Failure> {
     let LaunchSpec { isolation, data, marks, overlays, .. } = spec;
     spawner::overlays(*isolation, data, *marks, overlays, shared)
 }
@@ -238,7 +239,12 @@ fn let_begin(isolation: Isolation, pid: Pid, child: &OwnedFd) -> Result<(), Fail
 }
 
 fn wait_for_child(child: &OwnedFd) -> Result<(), Failure> {
-    match wire::receive::<Told>(child).doing("launch")? {
+    told(wire::receive(child), child)
+}
+
+/// What a child has said, or says next.
+fn told(told: io::Result<Option<(Told, Vec<OwnedFd>)>>, child: &OwnedFd) -> Result<(), Failure> {
+    match told.doing("launch")? {
         Some((Told::Rid, fds)) => {
             mem::forget(fds);
             wait_for_child(child)

@@ -218,6 +218,7 @@ impl Host {
         let path = self.image_place(kept);
         if path.exists() {
             self.pool.forget(&path);
+            self.expected.forget(&path);
             self.last_gone_back_to.forget(&path);
             let gone = self.store.throw_away(&path);
             gone.map_err(layer_error("discard the memory of a snapshot"))?;

@@ -13,7 +13,8 @@ use std::{
 
 use forkpoint_core::{
     driver::{DriverError, DriverResult},
-    spec::Network,
+    id::SandboxId,
+    spec::{Network, Resources, SandboxSpec},
 };
 
 use super::{
@@ -22,12 +23,12 @@ use super::{
     host::{Host, failed, io_error, launch_error, layer_error},
     launch::{
         Isolation, LaunchSpec,
-        blank::{OVERLAYS_MAX, Shape},
+        blank::{Birth, OVERLAYS_MAX, Shape},
     },
     mount::OverlaySpec,
     record::{Place, Record},
     root,
-    spawner::{Outcome, Readiness, Work},
+    spawner::{Outcome, Work},
     template,
     warm::{Blank, Launching},
     wire::{self, Failure},
@@ -148,24 +149,49 @@ impl Host {
 
     /// Whoever will launch a sandbox, with the processes of `images` if there are any. To be asked for as soon as so
     /// much is known of it: getting ready takes time, in which it can be prepared.
-    pub(super) fn launcher(
-        &self,
+    pub(super) fn launcher<'a>(
+        &'a self,
+        (id, launches): (SandboxId, u32),
         isolation: Isolation,
-        network: Network,
+        spec: &'a SandboxSpec,
         images: Vec<PathBuf>,
-    ) -> DriverResult<Launcher<'_>> {
+    ) -> DriverResult<Launcher<'a>> {
         let launching = self.pool.launching();
-        let shape = Shape { isolation, network, images };
+        let shape = Shape { isolation, network: spec.network, images };
+        // Never the name of one that was there: it may be on its way out, and whoever removes it goes by
+        // the name.
+        let name = unique_name(&cgroup_name(id, launches));
         let by = match self.pool.take(&shape) {
             Some(blank) => By::Blank(blank),
-            None => By::Worker(self.stand_by_for(&shape).map_err(launch_error(LAUNCH))?),
+            None => By::Worker(self.stand_by_for(&shape, &name, &spec.resources)?),
         };
-        Ok(Launcher { by, shape, _launching: launching })
+        Ok(Launcher { by, shape, name, _launching: launching })
     }
 
-    fn stand_by_for(&self, shape: &Shape) -> Result<Worker, Failure> {
-        let (isolation, images) = (shape.isolation, shape.images.clone());
-        self.client.stand_by(Readiness { isolation, images, store: None })
+    fn stand_by_for<'a>(
+        &'a self,
+        shape: &Shape,
+        name: &str,
+        resources: &Resources,
+    ) -> DriverResult<Standing<'a>> {
+        let cgroup = self.cgroups.create(name, resources).map_err(cgroup_error)?;
+        let cgroup = Unused { host: self, cgroup: Some(cgroup) };
+        let into = cgroup.get().unified_dir().map_err(failed("open the sandbox's cgroup"))?;
+        // Without root, its mounts can only be made by itself, when they are known.
+        let birth = (shape.isolation != Isolation::Rootless)
+            .then_some(Birth { network: shape.network, memory_bytes: resources.memory_bytes });
+        let begin = |worker: &Worker| match birth {
+            Some(birth) => worker.bear(birth, into.as_ref()),
+            None => Ok(()),
+        };
+        // One that was expected may be gone.
+        let expected = self.take_expected(shape).filter(|worker| begin(worker).is_ok());
+        let begin_anew = || {
+            let worker = self.ask_to_stand_by(shape, false)?;
+            begin(&worker).map(|()| worker)
+        };
+        let worker = expected.map_or_else(begin_anew, Ok).map_err(launch_error(LAUNCH))?;
+        Ok(Standing { worker, cgroup, into })
     }
 
     /// Starts the sandbox that the record tells of, and writes the record.
@@ -173,30 +199,29 @@ impl Host {
         &self,
         lock: &OwnedFd,
         mut record: Record,
+        chain: &[Layer],
         launcher: Launcher<'_>,
     ) -> DriverResult<Record> {
-        let Launcher { by, shape, _launching } = launcher;
+        let Launcher { by, shape, name, _launching } = launcher;
         let place = self.place(record.id);
         self.let_owner_in(&record)?;
-        let overlays = self.overlays(&record, record.generation, None, record.top.as_ref())?;
+        let overlays = self.overlays_on(&record, record.generation, None, chain);
         self.make_generation(&overlays)?;
         let directory = place.open().map_err(io_error("open", place.directory()))?;
         let socket = Place::socket(record.launches);
-        let name = format!("{}-{}", record.id, record.launches);
         if fs::remove_file(place.directory().join(&socket)).is_ok() {
             // A launch was cut short, and has left more than its socket.
-            let left = self.cgroups.find_named(&format!("{name}-"));
+            let start = format!("{}-", cgroup_name(record.id, record.launches));
+            let mut left = self.cgroups.find_named(&start);
+            left.retain(|left| left.name() != Some(&name));
             left.iter().for_each(|left| self.end(None, Some(left)));
         }
         let listener = wire::listen_in(&directory, &socket)
             .map_err(io_error("listen in", place.directory()))?;
-        // Never the name of one that was there: it may be on its way out, and whoever removes it goes by
-        // the name.
-        let name = unique_name(&name);
         let images = &shape.images;
         let order = Launch { lock, listener: &listener, overlays: &overlays, images };
-        let worker = match by {
-            By::Worker(worker) => Some(worker),
+        let standing = match by {
+            By::Worker(standing) => Some(standing),
             By::Blank(blank) if overlays.len() <= OVERLAYS_MAX => {
                 match self.launch_on(blank, &name, record.clone(), &order) {
                     Ok(record) => return Ok(record),
@@ -207,11 +232,12 @@ impl Host {
             }
             By::Blank(_) => None,
         };
-        let cgroup = self.cgroups.create(&name, &record.spec.resources).map_err(cgroup_error)?;
+        let resources = &record.spec.resources;
+        let standing = standing.map_or_else(|| self.stand_by_for(&shape, &name, resources), Ok)?;
+        let Standing { worker, cgroup, into } = standing;
+        let cgroup = cgroup.take();
         record.cgroup = Some(cgroup.clone());
-        let into = cgroup.unified_dir().map_err(failed("open the sandbox's cgroup"))?;
         let launched = self.launch_in(&record, &cgroup, into.as_ref(), &order, |spec, fds| {
-            let worker = worker.map_or_else(|| self.stand_by_for(&shape), Ok)?;
             worker.ask(&Work::Launch(spec), fds)
         });
         launched.inspect_err(|_| {
@@ -274,18 +300,57 @@ impl Host {
 
 const LAUNCH: &str = "launch a sandbox";
 
+fn cgroup_name(id: SandboxId, launches: u32) -> String {
+    format!("{id}-{launches}")
+}
+
 #[derive(Debug)]
 pub(super) struct Launcher<'a> {
-    by: By,
+    by: By<'a>,
     /// What it is ready for.
     shape: Shape,
+    /// Of the cgroup.
+    name: String,
     _launching: Launching<'a>,
 }
 
 #[derive(Debug)]
-enum By {
+enum By<'a> {
     Blank(Blank),
-    Worker(Worker),
+    Worker(Standing<'a>),
+}
+
+/// A copy of the spawner, and the cgroup in which it begins the sandbox.
+#[derive(Debug)]
+struct Standing<'a> {
+    worker: Worker,
+    cgroup: Unused<'a>,
+    into: Option<OwnedFd>,
+}
+
+/// A cgroup that goes, with whoever is in it, unless it is taken.
+#[derive(Debug)]
+struct Unused<'a> {
+    host: &'a Host,
+    cgroup: Option<Cgroup>,
+}
+
+impl Unused<'_> {
+    fn get(&self) -> Cgroup {
+        self.cgroup.clone().unwrap_or_default()
+    }
+
+    fn take(mut self) -> Cgroup {
+        self.cgroup.take().unwrap_or_default()
+    }
+}
+
+impl Drop for Unused<'_> {
+    fn drop(&mut self) {
+        if let Some(cgroup) = self.cgroup.take() {
+            self.host.end(None, Some(&cgroup));
+        }
+    }
 }
 
 /// What every way to launch a sandbox needs.

@@ -8,11 +8,12 @@
 
 use std::{ffi::OsStr, fs, io, mem::ManuallyDrop, os::fd::OwnedFd, path::PathBuf};
 
-use forkpoint_checkpoint::Chain;
+use forkpoint_checkpoint::{Chain, restore::Steps};
 use rustix::{
     event::{PollFd, PollFlags, poll},
     io::Errno,
     process::{Pid, Signal, kill_process},
+    thread::CpuSet,
     time::Timespec,
 };
 use serde::{Deserialize, Serialize};
@@ -22,7 +23,7 @@ use super::{
     cgroup::Cgroup,
     launch::{
         self, Isolation, LaunchSpec,
-        blank::{self, BlankSpec},
+        blank::{self, Birth, Blank, BlankSpec, OVERLAYS_MAX},
     },
     memory::merge::MergeWork,
     sys,
@@ -73,11 +74,19 @@ pub(super) struct Readiness {
     pub(super) images: Vec<PathBuf>,
     /// Whose trash is emptied in the end.
     pub(super) store: Option<PathBuf>,
+    /// Whether there may be none: who hears nothing for [`EXPECTED`] ends.
+    pub(super) perhaps: bool,
 }
+
+/// Whoever wants somebody to do work asks for that long before.
+const EXPECTED: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// For one who stands by.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Work {
+    /// Of a sandbox that will be launched: its first process is born at once. With the cgroup that it is born in, if
+    /// there is one.
+    Birth(Birth),
     /// With the sandbox's lock, its listening socket, and what its cgroups need.
     Launch(Box<LaunchSpec>),
     /// With the sandbox's lock, and without root its namespaces of users and mounts.
@@ -99,9 +108,17 @@ pub(super) struct Shared {
     owners: Option<OwnedFd>,
     /// What was brought back last, and is likely to be brought back again: to read it takes as long as to bring it
     /// back.
-    images: Option<(Vec<PathBuf>, Chain)>,
+    images: Option<Images>,
     /// Whether copies share what they do not write to.
     share_memory: bool,
+}
+
+/// Images, and how what they hold is brought back.
+#[derive(Debug)]
+pub(super) struct Images {
+    paths: Vec<PathBuf>,
+    pub(super) chain: Chain,
+    pub(super) steps: Steps,
 }
 
 pub(super) fn is_asked() -> bool {
@@ -119,6 +136,9 @@ pub(super) fn serve() -> ! {
     // A Ctrl-C in the driver's terminal is not for us: work that was begun is finished.
     let _ = rustix::process::setsid();
     let share_memory = std::env::args_os().any(|argument| argument == SHARE_MEMORY);
+    // What copies may run on. We ourselves may have been kept off some already (`Client`).
+    let driver = rustix::process::getppid();
+    let processors = driver.and_then(|pid| rustix::thread::sched_getaffinity(Some(pid)).ok());
     let mut shared = Shared { share_memory, ..Shared::default() };
     let mut store = None;
     let mut bell = None;
@@ -129,32 +149,32 @@ pub(super) fn serve() -> ! {
             Order::Sweep { store: path, cgroups } => {
                 store = Some(path);
                 shared.forget_images();
-                in_a_copy(|| {
+                in_a_copy(processors, || {
                     sweep(&cgroups);
                     let_go_later(fds);
                 });
             }
             Order::StandBy(ready) => {
                 let prepared = shared.prepare(ready.isolation, &ready.images);
-                in_a_copy(|| stand_by(&ready, prepared, &shared, fds));
+                in_a_copy(processors, || stand_by(&ready, prepared, &shared, fds));
                 store = ready.store.or(store);
             }
             Order::Blank(spec) => {
                 let prepared = shared.prepare(spec.shape.isolation, &spec.shape.images);
-                in_a_copy(|| blank::keep(&spec, prepared, &shared, fds));
+                in_a_copy(processors, || blank::keep(&spec, prepared, &shared, fds));
             }
-            Order::Merge(work) => in_a_copy(|| {
+            Order::Merge(work) => in_a_copy(processors, || {
                 let _ = rustix::process::nice(19);
                 // If it fails, a chain stays as long as it is.
                 let _ = work.run();
             }),
             // Whoever needs it meanwhile waits for this, so it is as quick as others.
-            Order::Unpack { store, layer } => in_a_copy(|| {
+            Order::Unpack { store, layer } => in_a_copy(processors, || {
                 let _ = rustix::thread::nanosleep(&LATER);
                 // If it fails, whoever needs the layer is told.
                 let _ = LayerStore::open_made(&store).and_then(|store| store.layer(&layer));
             }),
-            Order::Layers { store, work } => in_a_copy(|| {
+            Order::Layers { store, work } => in_a_copy(processors, || {
                 answer(fds, |fds| Ok((switch::on_layers(&store, &work, fds)?, ())));
             }),
         }
@@ -182,13 +202,18 @@ fn hear(socket: &OwnedFd, bell: Option<&OwnedFd>) -> io::Result<Option<(Order, V
     wire::receive(socket)
 }
 
-fn in_a_copy(work: impl FnOnce()) {
+fn in_a_copy(processors: Option<CpuSet>, work: impl FnOnce()) {
     // If it fails, whoever asked sees the connection close without an answer.
     if let Ok(None) = sys::fork() {
+        if let Some(processors) = processors {
+            let _ = rustix::thread::sched_setaffinity(None, &processors);
+        }
         sys::restore_signals();
         // The driver must see when the spawner is gone, whoever of us lives longer.
         let _ = rustix::stdio::dup2_stdin(rustix::stdio::stdout());
         work();
+        // To end takes as long as a tenth of the work, and whoever was answered needs the processor now.
+        let _ = rustix::thread::nanosleep(&SOON);
         std::process::exit(0);
     }
 }
@@ -200,23 +225,72 @@ fn stand_by(
     shared: &Shared,
     mut fds: Vec<OwnedFd>,
 ) {
+    let Some(driver) = fds.pop().filter(|driver| !ready.perhaps || is_told(driver)) else { return };
+    let kind = (ready.isolation, &*ready.images);
     // Whoever asked waits, and all of it goes with this process.
-    let plan = ManuallyDrop::new(prepared.and_then(|()| launch::plan(shared, &ready.images)));
-    let plan = plan.as_ref().map(Option::as_ref).map_err(Failure::clone);
-    let Some(Ok(Some((work, more)))) = fds.first().map(wire::receive::<Work>) else { return };
-    fds.extend(more);
+    let mut begun = ManuallyDrop::new(prepared.map(|()| None));
+    loop {
+        match wire::receive::<Work>(&driver) {
+            Ok(Some((Work::Birth(birth), fds))) => {
+                let born = || Blank::born(&birth, kind, shared, fds.first()).map(Some);
+                begun = ManuallyDrop::new(ManuallyDrop::into_inner(begun).and_then(|_| born()));
+            }
+            Ok(Some((work, more))) => {
+                let begun = begun.as_ref().map(Option::as_ref).map_err(Failure::clone);
+                return do_work(work, begun, shared, [driver].into_iter().chain(more).collect());
+            }
+            Ok(None) | Err(_) => {
+                if let Ok(Some(blank)) = &*begun {
+                    blank.end();
+                }
+                return;
+            }
+        }
+    }
+}
+
+fn is_told(driver: &OwnedFd) -> bool {
+    poll(&mut [PollFd::new(driver, PollFlags::IN)], Some(&EXPECTED)).is_ok_and(|heard| heard > 0)
+}
+
+fn do_work(
+    work: Work,
+    begun: Result<Option<&Blank<'_>>, Failure>,
+    shared: &Shared,
+    fds: Vec<OwnedFd>,
+) {
     match work {
+        Work::Birth(_) => {}
         Work::Launch(spec) => {
-            answer(fds, |fds| Ok((launch::launch(&spec, shared, plan?, fds)?, ())));
+            answer(fds, |fds| Ok((launch_begun(&spec, begun?, shared, fds)?, ())));
         }
         Work::Switch(spec) => {
             let old = answer(fds, |fds| {
-                plan?;
+                begun?;
                 switch::switch(&spec, shared, fds)
             });
             let_go_later(old.into_iter().collect());
         }
     }
+}
+
+fn launch_begun(
+    spec: &LaunchSpec,
+    begun: Option<&Blank<'_>>,
+    shared: &Shared,
+    fds: Vec<OwnedFd>,
+) -> Result<Outcome, Failure> {
+    let Some(blank) = begun.filter(|_| spec.overlays.len() <= OVERLAYS_MAX) else {
+        begun.inspect(|blank| blank.end());
+        let plan = ManuallyDrop::new(launch::plan(shared, &spec.images)?);
+        return launch::launch(spec, shared, plan.as_ref(), fds);
+    };
+    // While its first process is still on its way.
+    let launched = launch::spawner_overlays(spec, shared).and_then(|overlays| {
+        blank.wait_for_stage()?;
+        blank.launch(spec, overlays, fds)
+    });
+    launched.inspect_err(|_| blank.end())
 }
 
 /// Whoever asked comes first among the descriptors.
@@ -238,6 +312,9 @@ fn answer<T>(
 /// When whoever was answered has gone on.
 const LATER: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
 
+/// When whoever was answered has answered in turn.
+const SOON: Timespec = Timespec { tv_sec: 0, tv_nsec: 3_000_000 };
+
 /// Whoever was answered goes on, and needs the processor more: an old root may have a hundred thousand
 /// files in memory, and the kernel rarely gives way while it lets go of them.
 fn let_go_later(old: Vec<OwnedFd>) {
@@ -256,26 +333,23 @@ impl Shared {
 
     fn prepare_images(&mut self, wanted: &[PathBuf]) -> Result<(), Failure> {
         self.forget_images();
-        if !wanted.is_empty() && self.images.as_ref().is_none_or(|(paths, _)| paths != wanted) {
+        if !wanted.is_empty() && self.images(wanted).is_none() {
             // First, so that there is never more than one in memory.
             self.images = None;
-            let mut chain = launch::open_images(wanted)?;
-            if let Some(chain) = chain.as_mut().filter(|_| self.share_memory) {
-                chain.share_memory().doing("keep pages in memory")?;
-            }
-            self.images = chain.map(|chain| (wanted.to_vec(), chain));
+            let (chain, steps) = launch::open_images(wanted, self.share_memory)?;
+            self.images = Some(Images { paths: wanted.to_vec(), chain, steps });
         }
         Ok(())
     }
 
     /// Those that were deleted: what is open takes room on the disk.
     fn forget_images(&mut self) {
-        self.images.take_if(|(_, chain)| !chain.is_as_opened());
+        self.images.take_if(|images| !images.chain.is_as_opened());
     }
 
     /// What was prepared, if it was asked for.
-    pub(super) fn images(&self, wanted: &[PathBuf]) -> Option<&Chain> {
-        self.images.as_ref().filter(|(paths, _)| paths == wanted).map(|(_, chain)| chain)
+    pub(super) fn images(&self, wanted: &[PathBuf]) -> Option<&Images> {
+        self.images.as_ref().filter(|images| images.paths == wanted)
     }
 
     fn prepare_owners(&mut self, isolation: Isolation) -> Result<(), Failure> {

@@ -161,6 +161,11 @@ impl Pool {
         taken
     }
 
+    /// Whether one of this shape seems to be ready.
+    pub(super) fn has(&self, shape: &Shape) -> bool {
+        self.0.most > 0 && self.0.state().ready.iter().any(|blank| blank.shape == *shape)
+    }
+
     /// An image is to go: nobody may hold it any longer.
     pub(super) fn forget(&self, image: &Path) {
         self.0.state().forget(image);

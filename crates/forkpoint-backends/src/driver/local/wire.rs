@@ -15,7 +15,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use forkpoint_checkpoint::soon::Soon;
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     fs::{MemfdFlags, memfd_create},
     io::Errno,
     net::{
@@ -124,6 +126,18 @@ pub(super) fn receive<T: DeserializeOwned>(
             Ok(Some((read_body(body)?, fds)))
         }
     }
+}
+
+/// The same, of one who is about to send.
+pub(super) fn receive_soon<T: DeserializeOwned>(
+    socket: impl AsFd,
+) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    Soon::default().comes(|| {
+        let mut fds = [PollFd::new(&socket, PollFlags::IN)];
+        // If it cannot be told, to receive tells why.
+        poll(&mut fds, Some(&Timespec::default())) != Ok(0)
+    });
+    receive(socket)
 }
 
 fn read_body<T: DeserializeOwned>(body: OwnedFd) -> io::Result<T> {

@@ -155,11 +155,11 @@ fn an_id_can_be_tried_again_at_once() {
 }
 
 /// The launchers that this process has started and that live.
-fn spawners() -> Vec<i32> {
+pub(super) fn spawners() -> Vec<i32> {
     children(i32::try_from(process::id()).unwrap())
 }
 
-fn children(parent: i32) -> Vec<i32> {
+pub(super) fn children(parent: i32) -> Vec<i32> {
     let is_one = |pid: &i32| {
         let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
         let Some((name, rest)) = stat.rsplit_once(") ") else { return false };
@@ -292,7 +292,7 @@ fn what_lies_over_a_root_is_not_taken_for_it() {
     });
 }
 
-fn cgroups_of(id: SandboxId) -> Vec<String> {
+pub(super) fn cgroups_of(id: SandboxId) -> Vec<String> {
     let all = cgroups_of_ours().into_iter().map(|path| path.display().to_string());
     all.filter(|path| path.contains(&id.to_string())).collect()
 }

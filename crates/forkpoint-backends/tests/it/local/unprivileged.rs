@@ -8,7 +8,9 @@ use crate::unprivileged::{Ran, Unprivileged};
 use super::{HELPER, helper};
 
 /// What only root can try. Each says why, where it is.
-const BY_ROOT: [&str; 19] = [
+const BY_ROOT: [&str; 21] = [
+    "expect::who_is_expected_does_the_work",
+    "expect::who_is_expected_for_something_else_is_left_alone",
     "faults::what_is_mounted_stays_over_a_seal_without_mapped_users",
     "files::links_lead_nowhere_outside_without_mapped_users",
     "hostile::a_way_out_of_a_chroot_ends_inside_without_mapped_users",
@@ -66,5 +68,5 @@ fn attacks_fail_without_root() {
 
 #[test]
 fn what_dies_and_what_comes_back_is_the_same_without_root() {
-    passes_without_root(&["faults", "seals", "together", "trees", "unchanged"], 35);
+    passes_without_root(&["expect", "faults", "seals", "together", "trees", "unchanged"], 38);
 }

@@ -8,10 +8,12 @@
 //! ```
 //!
 //! The keeper ends what it keeps when the driver goes away, or when the child does. It is used once.
+//!
+//! Most launches begin as such a one: while the driver prepares what the sandbox needs, its first process is born.
 
 use std::{
     io, mem,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     path::PathBuf,
 };
 
@@ -24,8 +26,9 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Fds, Isolation, LaunchSpec, Told, attend, begin, get_rid, join, let_begin, namespaces, serve,
-    settle_in, shared_memory, spawner_overlays, sys_for, take_name, tell_failure, wait_for_child,
+    Fds, Isolation, LaunchSpec, Overlays, Told, attend, begin, get_rid, join, let_begin,
+    namespaces, serve, settle_in, shared_memory, spawner_overlays, sys_for, take_name,
+    tell_failure, told,
 };
 use crate::driver::local::{
     cgroup::Cgroup,
@@ -72,12 +75,21 @@ pub(in super::super) fn keep(
 ) {
     let mut fds = fds.into_iter();
     let Some(driver) = fds.next() else { return };
-    let outcome = match prepared.and_then(|()| Blank::make(spec, shared, fds.next())) {
+    let cgroup = fds.next().filter(|_| spec.into_cgroup);
+    let size = shared_memory(None);
+    let begun = prepared.and_then(|()| Blank::begin(&spec.shape, size, shared, cgroup.as_ref()));
+    let made = begun.and_then(|blank| {
+        blank.wait_for_stage().inspect_err(|_| blank.end())?;
+        Ok(blank)
+    });
+    let outcome = match made {
         Err(failure) => Outcome::Failed(failure),
         // If nobody hears it, nobody sends an order either.
         Ok(blank) => match wire::send(&driver, &Outcome::Done, &[]).map(|()| blank.wait(&driver)) {
             Ok(Some((order, fds))) => {
-                let launched = blank.launch(&order, shared, fds);
+                let launched = use_images(&order, shared)
+                    .and_then(|()| spawner_overlays(&order, shared))
+                    .and_then(|overlays| blank.launch(&order, overlays, fds));
                 let outcome = launched.unwrap_or_else(|failure| {
                     blank.end();
                     Outcome::Failed(failure)
@@ -99,30 +111,58 @@ pub(in super::super) fn keep(
     let _ = wire::send(&driver, &outcome, &[]);
 }
 
-struct Blank<'a> {
+fn use_images(spec: &LaunchSpec, shared: &Shared) -> Result<(), Failure> {
+    if shared.images(&spec.images).is_some_and(|images| !images.chain.is_as_opened()) {
+        let err = io::Error::other("it was changed since it was read");
+        return Err(Failure::new("use an image", &err));
+    }
+    Ok(())
+}
+
+/// What is known of a sandbox before it is launched.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(in super::super) struct Birth {
+    pub(in super::super) network: Network,
+    pub(in super::super) memory_bytes: Option<u64>,
+}
+
+/// A sandbox whose first process is on its way to its stage.
+pub(in super::super) struct Blank<'a> {
     pid: Pid,
     child: OwnedFd,
     plan: Option<Plan<'a>>,
 }
 
 impl<'a> Blank<'a> {
-    fn make(
-        spec: &BlankSpec,
+    /// One that somebody waits for.
+    pub(in super::super) fn born(
+        birth: &Birth,
+        (isolation, images): (Isolation, &[PathBuf]),
         shared: &'a Shared,
-        cgroup: Option<OwnedFd>,
+        cgroup: Option<&OwnedFd>,
     ) -> Result<Self, Failure> {
-        let Shape { isolation, network, .. } = spec.shape;
+        let shape = Shape { isolation, network: birth.network, images: images.to_vec() };
+        Self::begin(&shape, shared_memory(birth.memory_bytes), shared, cgroup)
+    }
+
+    fn begin(
+        shape: &Shape,
+        shared_memory_bytes: u64,
+        shared: &'a Shared,
+        cgroup: Option<&OwnedFd>,
+    ) -> Result<Self, Failure> {
+        let Shape { isolation, network, images } = shape;
+        let (isolation, network) = (*isolation, *network);
         let furniture = Furniture {
             overlays: Vec::new(),
             sys: sys_for(isolation, network)?,
             own_network: network == Network::None,
-            shared_memory_bytes: shared_memory(None),
+            shared_memory_bytes,
             files: Vec::new(),
         };
-        let plan = super::plan(shared, &spec.shape.images)?;
+        let plan = super::plan(shared, images)?;
         let (ours, theirs) = wire::pair().doing("launch")?;
-        let cgroup = cgroup.filter(|_| spec.into_cgroup);
-        let cgroup = cgroup.as_ref().map(|fd| fd.as_fd());
+        let cgroup: Option<BorrowedFd<'_>> = cgroup.map(|fd| fd.as_fd());
         match sys::clone(namespaces(isolation, network), cgroup).doing("create namespaces")? {
             None => {
                 drop(ours);
@@ -132,11 +172,15 @@ impl<'a> Blank<'a> {
             Some(pid) => {
                 let blank = Self { pid, child: ours, plan };
                 drop((theirs, furniture));
-                let made = let_begin(isolation, pid, &blank.child)
-                    .and_then(|()| wait_for_child(&blank.child));
-                made.inspect_err(|_| blank.end()).map(|()| blank)
+                let began = let_begin(isolation, pid, &blank.child);
+                began.inspect_err(|_| blank.end()).map(|()| blank)
             }
         }
+    }
+
+    /// Until its first process has what every sandbox has.
+    pub(in super::super) fn wait_for_stage(&self) -> Result<(), Failure> {
+        told(wire::receive_soon(&self.child), &self.child)
     }
 
     /// `None` when there will be no order, or nobody to follow it.
@@ -155,19 +199,15 @@ impl<'a> Blank<'a> {
         }
     }
 
-    fn launch(
+    /// From its stage.
+    pub(in super::super) fn launch(
         &self,
         spec: &LaunchSpec,
-        shared: &Shared,
+        overlays: Overlays,
         fds: Vec<OwnedFd>,
     ) -> Result<Outcome, Failure> {
         let fds = Fds::sort(spec, fds).doing("launch")?;
-        if shared.images(&spec.images).is_some_and(|chain| !chain.is_as_opened()) {
-            let err = io::Error::other("it was changed since it was read");
-            return Err(Failure::new("use an image", &err));
-        }
-        let (overlays, mounts): (Vec<PathBuf>, Vec<OwnedFd>) =
-            spawner_overlays(spec, shared)?.into_iter().unzip();
+        let (overlays, mounts): (Vec<PathBuf>, Vec<OwnedFd>) = overlays.into_iter().unzip();
         let adoption = Adoption {
             hostname: spec.record.hostname.clone(),
             overlays,
@@ -181,7 +221,7 @@ impl<'a> Blank<'a> {
         attend(spec, self.pid, &self.child, self.plan.as_ref())
     }
 
-    fn end(&self) {
+    pub(in super::super) fn end(&self) {
         let _ = kill_process(self.pid, Signal::KILL);
         let _ = waitpid(Some(self.pid), WaitOptions::empty());
     }
@@ -202,8 +242,8 @@ fn live(
     let stage = Stage::enter(furniture)?;
     let terminals = settle_in()?;
     wire::send(launcher, &Told::Ready, &[]).doing("launch")?;
-    let Some((adoption, fds)) = wire::receive::<Adoption>(launcher).doing("wait for an order")?
-    else {
+    let order = wire::receive_soon::<Adoption>(launcher).doing("wait for an order")?;
+    let Some((adoption, fds)) = order else {
         std::process::exit(0);
     };
     let Adoption { hostname, overlays, files, shared_memory_bytes } = adoption;
