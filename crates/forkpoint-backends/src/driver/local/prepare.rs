@@ -163,9 +163,12 @@ impl Host {
         let name = unique_name(&cgroup_name(id, launches));
         let by = match self.pool.take(&shape) {
             Some(blank) => By::Blank(blank),
-            None => By::Worker(self.stand_by_for(&shape, &name, &spec.resources)?),
+            None => {
+                let alone = launching.is_alone();
+                By::Worker(self.stand_by_for(&shape, &name, &spec.resources, alone)?)
+            }
         };
-        Ok(Launcher { by, shape, name, _launching: launching })
+        Ok(Launcher { by, shape, name, launching })
     }
 
     fn stand_by_for<'a>(
@@ -173,12 +176,14 @@ impl Host {
         shape: &Shape,
         name: &str,
         resources: &Resources,
+        alone: bool,
     ) -> DriverResult<Standing<'a>> {
         let cgroup = self.cgroups.create(name, resources).map_err(cgroup_error)?;
         let cgroup = Unused { host: self, cgroup: Some(cgroup) };
         let into = cgroup.get().unified_dir().map_err(failed("open the sandbox's cgroup"))?;
-        // Without root, its mounts can only be made by itself, when they are known.
-        let birth = (shape.isolation != Isolation::Rootless)
+        // To be born early is more work. And without root, its mounts can only be made by itself, when they are
+        // known.
+        let birth = (alone && shape.isolation != Isolation::Rootless)
             .then_some(Birth { network: shape.network, memory_bytes: resources.memory_bytes });
         let begin = |worker: &Worker| match birth {
             Some(birth) => worker.bear(birth, into.as_ref()),
@@ -202,7 +207,7 @@ impl Host {
         chain: &[Layer],
         launcher: Launcher<'_>,
     ) -> DriverResult<Record> {
-        let Launcher { by, shape, name, _launching } = launcher;
+        let Launcher { by, shape, name, launching } = launcher;
         let place = self.place(record.id);
         self.let_owner_in(&record)?;
         let overlays = self.overlays_on(&record, record.generation, None, chain);
@@ -233,7 +238,8 @@ impl Host {
             By::Blank(_) => None,
         };
         let resources = &record.spec.resources;
-        let standing = standing.map_or_else(|| self.stand_by_for(&shape, &name, resources), Ok)?;
+        let anew = || self.stand_by_for(&shape, &name, resources, launching.is_alone());
+        let standing = standing.map_or_else(anew, Ok)?;
         let Standing { worker, cgroup, into } = standing;
         let cgroup = cgroup.take();
         record.cgroup = Some(cgroup.clone());
@@ -311,7 +317,7 @@ pub(super) struct Launcher<'a> {
     shape: Shape,
     /// Of the cgroup.
     name: String,
-    _launching: Launching<'a>,
+    launching: Launching<'a>,
 }
 
 #[derive(Debug)]

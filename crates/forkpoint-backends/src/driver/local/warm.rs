@@ -104,6 +104,13 @@ struct State {
 #[derive(Debug)]
 pub(super) struct Launching<'a>(&'a Inner);
 
+impl Launching<'_> {
+    /// Whether it is the only one.
+    pub(super) fn is_alone(&self) -> bool {
+        self.0.state().launching == 1
+    }
+}
+
 impl Drop for Launching<'_> {
     fn drop(&mut self) {
         self.0.state().launching -= 1;

@@ -9,7 +9,8 @@
 //!
 //! The keeper ends what it keeps when the driver goes away, or when the child does. It is used once.
 //!
-//! Most launches begin as such a one: while the driver prepares what the sandbox needs, its first process is born.
+//! A launch that is the only one begins as such a one: while the driver prepares what the sandbox needs, its first process is
+//! born. Where several are under way, the processors have enough to do.
 
 use std::{
     io, mem,
@@ -23,7 +24,7 @@ use rustix::{
     event::{PollFd, PollFlags, poll},
     process::{Pid, Signal, WaitOptions, kill_process, waitpid},
 };
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
     Fds, Isolation, LaunchSpec, Overlays, Told, attend, begin, get_rid, join, let_begin,
@@ -77,7 +78,8 @@ pub(in super::super) fn keep(
     let Some(driver) = fds.next() else { return };
     let cgroup = fds.next().filter(|_| spec.into_cgroup);
     let size = shared_memory(None);
-    let begun = prepared.and_then(|()| Blank::begin(&spec.shape, size, shared, cgroup.as_ref()));
+    let begin = || Blank::begin(&spec.shape, size, shared, cgroup.as_ref(), Patience::Long);
+    let begun = prepared.and_then(|()| begin());
     let made = begun.and_then(|blank| {
         blank.wait_for_stage().inspect_err(|_| blank.end())?;
         Ok(blank)
@@ -126,11 +128,32 @@ pub(in super::super) struct Birth {
     pub(in super::super) memory_bytes: Option<u64>,
 }
 
+/// How somebody waits for what is told next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Patience {
+    /// It comes soon, and the processor has nothing else to do.
+    Soon,
+    Long,
+}
+
+impl Patience {
+    fn receive<T: DeserializeOwned>(
+        self,
+        socket: &OwnedFd,
+    ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+        match self {
+            Self::Soon => wire::receive_soon(socket),
+            Self::Long => wire::receive(socket),
+        }
+    }
+}
+
 /// A sandbox whose first process is on its way to its stage.
 pub(in super::super) struct Blank<'a> {
     pid: Pid,
     child: OwnedFd,
     plan: Option<Plan<'a>>,
+    patience: Patience,
 }
 
 impl<'a> Blank<'a> {
@@ -142,7 +165,7 @@ impl<'a> Blank<'a> {
         cgroup: Option<&OwnedFd>,
     ) -> Result<Self, Failure> {
         let shape = Shape { isolation, network: birth.network, images: images.to_vec() };
-        Self::begin(&shape, shared_memory(birth.memory_bytes), shared, cgroup)
+        Self::begin(&shape, shared_memory(birth.memory_bytes), shared, cgroup, Patience::Soon)
     }
 
     fn begin(
@@ -150,6 +173,7 @@ impl<'a> Blank<'a> {
         shared_memory_bytes: u64,
         shared: &'a Shared,
         cgroup: Option<&OwnedFd>,
+        patience: Patience,
     ) -> Result<Self, Failure> {
         let Shape { isolation, network, images } = shape;
         let (isolation, network) = (*isolation, *network);
@@ -166,11 +190,11 @@ impl<'a> Blank<'a> {
         match sys::clone(namespaces(isolation, network), cgroup).doing("create namespaces")? {
             None => {
                 drop(ours);
-                let Err(failure) = live(isolation, &furniture, &theirs, plan.as_ref());
+                let Err(failure) = live(isolation, &furniture, &theirs, plan.as_ref(), patience);
                 tell_failure(&theirs, failure)
             }
             Some(pid) => {
-                let blank = Self { pid, child: ours, plan };
+                let blank = Self { pid, child: ours, plan, patience };
                 drop((theirs, furniture));
                 let began = let_begin(isolation, pid, &blank.child);
                 began.inspect_err(|_| blank.end()).map(|()| blank)
@@ -180,7 +204,7 @@ impl<'a> Blank<'a> {
 
     /// Until its first process has what every sandbox has.
     pub(in super::super) fn wait_for_stage(&self) -> Result<(), Failure> {
-        told(wire::receive_soon(&self.child), &self.child)
+        told(self.patience.receive(&self.child), &self.child)
     }
 
     /// `None` when there will be no order, or nobody to follow it.
@@ -236,13 +260,14 @@ fn live(
     furniture: &Furniture,
     launcher: &OwnedFd,
     plan: Option<&Plan<'_>>,
+    patience: Patience,
 ) -> Result<std::convert::Infallible, Failure> {
     sys::restore_signals();
     begin(isolation, furniture.own_network, launcher)?;
     let stage = Stage::enter(furniture)?;
     let terminals = settle_in()?;
     wire::send(launcher, &Told::Ready, &[]).doing("launch")?;
-    let order = wire::receive_soon::<Adoption>(launcher).doing("wait for an order")?;
+    let order = patience.receive::<Adoption>(launcher).doing("wait for an order")?;
     let Some((adoption, fds)) = order else {
         std::process::exit(0);
     };
