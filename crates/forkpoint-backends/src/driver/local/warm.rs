@@ -40,6 +40,9 @@ const QUIET: Duration = Duration::from_millis(10);
 /// What cannot be made now is tried again, and each time later.
 const GIVES_UP_AT: u32 = 10;
 
+/// How often it is tried to remove a cgroup, as long as nothing else happens every 10 ms.
+const TRIES: u32 = 100;
+
 /// How much use the sandboxes were that were kept ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Warmth {
@@ -92,8 +95,8 @@ struct State {
     last: VecDeque<Shape>,
     /// How many launches are under way: what they need is not taken from them.
     launching: usize,
-    /// Of blanks that ended.
-    left: Vec<Cgroup>,
+    /// Of blanks that ended, and how often it is still tried to remove them.
+    left: Vec<(Cgroup, u32)>,
     warmth: Warmth,
     is_started: bool,
     is_over: bool,
@@ -212,7 +215,7 @@ impl State {
         for blank in self.ready.extract_if(.., |blank| !blank.is_alive()) {
             self.warmth.lost += 1;
             // Its keeper removes it too, unless it was killed.
-            self.left.push(blank.cgroup);
+            self.left.push((blank.cgroup, TRIES));
         }
     }
 
@@ -281,7 +284,10 @@ impl Inner {
                     return;
                 }
                 let wanted = state.wanted().filter(|_| failures < GIVES_UP_AT);
-                state.left.retain(|cgroup| !cgroup.remove_now());
+                state.left.retain_mut(|(cgroup, tries)| {
+                    *tries -= 1;
+                    !cgroup.remove_now() && *tries > 0
+                });
                 let sockets = state.ready.iter().map(|blank| Arc::clone(&blank.socket)).collect();
                 (wanted, !state.left.is_empty(), sockets)
             };
@@ -358,7 +364,10 @@ impl Inner {
     fn sweep(&self) {
         for cgroup in self.cgroups.find_named(NAME) {
             if cgroup.name().is_some_and(|name| !is_owned(name)) {
-                cgroup.remove_now();
+                // Somebody may be on its way out of it. Or a sandbox lives in it, which was made of a blank.
+                if !cgroup.remove_now() {
+                    self.state().left.push((cgroup, TRIES));
+                }
             }
         }
     }

@@ -76,6 +76,26 @@ fn cgroups() -> Vec<PathBuf> {
     cgroups_of_ours().into_iter().filter(is_ours).collect()
 }
 
+/// Of a driver that is dead, with somebody in it who takes a while to end.
+#[test]
+fn a_cgroup_that_is_on_its_way_out_is_removed_too() {
+    let Some(scene) = Scene::by_root(true, "nothing is kept ready") else { return };
+    let left = scene.run(async {
+        let id = scene.create().await.id().to_string();
+        let own = cgroups_of_ours().into_iter().find(|path| path.to_str().unwrap().contains(&id));
+        own.unwrap().with_file_name(format!("warm-{}-1-{}", i32::MAX, own_pid()))
+    });
+    fs::create_dir(&left).unwrap();
+    let mut lives = std::process::Command::new("sleep").arg("1000").spawn().unwrap();
+    fs::write(left.join("cgroup.procs"), lives.id().to_string()).unwrap();
+    let warm = Scene::on(machine(true, 1));
+    until_ready(&warm.driver, 1);
+    assert!(left.exists());
+    lives.kill().unwrap();
+    lives.wait().unwrap();
+    until("it goes", || left.exists().then(|| left.display().to_string()).into_iter().collect());
+}
+
 #[test]
 fn what_is_ready_is_used_and_made_anew() {
     let Some(scene) = scene(2) else { return };
