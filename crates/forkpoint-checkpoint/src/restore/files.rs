@@ -65,9 +65,20 @@ pub(super) fn fills_later(plan: &Plan<'_>) -> bool {
         EntryKind::Directory => entry.path.is_empty(),
         _ => false,
     };
-    let is_watch = |file: &OpenFile| matches!(file.kind, FileKind::Watch { .. });
     snapshot.mounts.iter().flat_map(|mount| &mount.entries).all(is_nothing)
-        && !snapshot.files.iter().any(is_watch)
+        && !snapshot.files.iter().any(may_need_links)
+}
+
+/// What is watched can be a link, and an address may lead through one: it is what the program said. All other names are the
+/// kernel's.
+fn may_need_links(file: &OpenFile) -> bool {
+    match &file.kind {
+        FileKind::Watch { .. } => true,
+        FileKind::Listener(listener) => listener.family == libc::AF_UNIX,
+        FileKind::Datagram(datagram) => datagram.family == libc::AF_UNIX,
+        FileKind::Pair { address, .. } => !address.0.is_empty(),
+        _ => false,
+    }
 }
 
 /// Names are looked up there too.

@@ -40,6 +40,33 @@ def told():
     );
 }
 
+/// Where there is nothing else, they are made while the processes take their places.
+#[test]
+fn links_in_memory_are_there_when_the_program_runs() {
+    answers(
+        "
+os.symlink('/nowhere', '/dev/shm/one'); os.chmod('/dev/shm', 0o1700)
+def told():
+    yield os.readlink('/dev/shm/one'), oct(os.stat('/dev/shm').st_mode)
+",
+        "('/nowhere', '0o41700')",
+    );
+}
+
+#[test]
+fn a_socket_whose_name_leads_through_a_link_in_memory_listens_again() {
+    answers(
+        "
+os.mkdir('/mnt/app'); os.symlink('/mnt/app', '/dev/shm/run')
+server = socket.socket(socket.AF_UNIX); server.bind('/dev/shm/run/s'); server.listen()
+def told():
+    client = socket.socket(socket.AF_UNIX); client.connect('/mnt/app/s')
+    yield server.accept()[0].getsockname()
+",
+        "/dev/shm/run/s",
+    );
+}
+
 #[test]
 fn named_segments_and_semaphores_are_shared_again() {
     answers(

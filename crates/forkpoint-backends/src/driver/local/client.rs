@@ -13,7 +13,7 @@ use std::{
 
 use rustix::{
     event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll},
-    process::{Pid, getpid},
+    process::Pid,
     thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity},
 };
 use serde::Serialize;
@@ -39,6 +39,13 @@ pub(super) struct Client {
     root: PathBuf,
     share_memory: bool,
     running: Mutex<Option<Arc<Spawner>>>,
+}
+
+/// Where so many orders wait that there is no room for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    Yes,
+    No,
 }
 
 #[derive(Debug)]
@@ -75,9 +82,12 @@ impl Client {
         Ok(Worker(ours))
     }
 
-    /// Whether whoever is told something need not be started first.
-    pub(super) fn is_running(&self) -> bool {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    /// The same, if it takes no time to say so: there may be nobody to be told, or too much to be done already.
+    pub(super) fn stand_by_at_once(&self, ready: Readiness) -> Option<Worker> {
+        let spawner = self.running.try_lock().ok()?.as_ref().map(Arc::clone)?;
+        let (ours, theirs) = wire::pair().ok()?;
+        spawner.tell(&Order::StandBy(ready), &[theirs.as_fd()], Wait::No).ok()?;
+        Some(Worker(ours))
     }
 
     /// Nobody waits.
@@ -87,10 +97,10 @@ impl Client {
 
     fn send(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let spawner = self.spawner()?;
-        match spawner.tell(order, fds) {
+        match spawner.tell(order, fds, Wait::Yes) {
             Err(err) if is_gone(&err) => {
                 self.forget(&spawner);
-                self.spawner()?.tell(order, fds)
+                self.spawner()?.tell(order, fds, Wait::Yes)
             }
             result => result,
         }
@@ -120,8 +130,11 @@ impl Client {
             .stderr(Stdio::null())
             .spawn()?;
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::SEMAPHORE)?;
-        wire::send(&ours, &Order::Bell, &[bell.as_fd()])?;
-        let processors = sched_getaffinity(Some(getpid())).ok();
+        // Of the thread that starts it: what it is given is what its copies and their sandboxes would have.
+        let processors = sched_getaffinity(None).ok();
+        let is_in = |number: &usize| processors.is_some_and(|set| set.is_set(*number));
+        let numbers = (0..CpuSet::MAX_CPU).filter(is_in).collect();
+        wire::send(&ours, &Order::Bell { processors: numbers }, &[bell.as_fd()])?;
         Ok(Spawner { socket: ours, bell, processors, child: Mutex::new(child) })
     }
 
@@ -136,8 +149,11 @@ impl Client {
 }
 
 impl Spawner {
-    fn tell(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        wire::send(&self.socket, order, fds)?;
+    fn tell(&self, order: &Order, fds: &[BorrowedFd<'_>], wait: Wait) -> io::Result<()> {
+        match wait {
+            Wait::Yes => wire::send(&self.socket, order, fds)?,
+            Wait::No => wire::send_at_once(&self.socket, order, fds)?,
+        }
         self.keep_off_our_processor();
         rustix::io::write(&self.bell, &1_u64.to_ne_bytes())?;
         Ok(())

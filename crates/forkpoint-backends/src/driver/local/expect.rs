@@ -17,7 +17,7 @@ use super::{
     host::{Host, parse_artifact},
     launch::blank::Shape,
     spawner::Readiness,
-    wire::Failure,
+    templates::is_built_in,
 };
 
 /// Who was expected for longer may be about to end.
@@ -49,16 +49,16 @@ impl Host {
     /// Best effort: what does not come of it is done when it is asked for, and fails then.
     pub(super) fn expect(&self, spec: &SandboxSpec, from: Option<&Artifact>) {
         let images = match from {
-            Some(artifact) => parse_artifact(artifact).map(|data| self.memory_images(&data)),
-            None => self.template_images(&spec.template),
+            Some(artifact) => parse_artifact(artifact).ok().map(|data| self.memory_images(&data)),
+            // Which images another one has is in files, and nobody here may wait for those.
+            None => is_built_in(&spec.template).then(Vec::new),
         };
-        let Ok(images) = images else { return };
+        let Some(images) = images else { return };
         let shape = Shape { isolation: self.isolation(), network: spec.network, images };
-        // To start a spawner takes longer than anybody here may wait.
-        if !self.client.is_running() || self.pool.has(&shape) {
+        if self.pool.has(&shape) {
             return;
         }
-        if let Ok(worker) = self.ask_to_stand_by(&shape, true) {
+        if let Some(worker) = self.client.stand_by_at_once(readiness(&shape, true)) {
             *self.expected.get() = Some((shape, now(), worker));
         }
     }
@@ -69,9 +69,9 @@ impl Host {
         let fresh = expected.filter(|(_, since, _)| now() - *since < FRESH);
         fresh.map(|(.., worker)| worker).filter(Worker::waits)
     }
+}
 
-    pub(super) fn ask_to_stand_by(&self, shape: &Shape, perhaps: bool) -> Result<Worker, Failure> {
-        let (isolation, images) = (shape.isolation, shape.images.clone());
-        self.client.stand_by(Readiness { isolation, images, store: None, perhaps })
-    }
+pub(super) fn readiness(shape: &Shape, perhaps: bool) -> Readiness {
+    let (isolation, images) = (shape.isolation, shape.images.clone());
+    Readiness { isolation, images, store: None, perhaps }
 }

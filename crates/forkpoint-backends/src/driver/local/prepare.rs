@@ -20,6 +20,7 @@ use forkpoint_core::{
 use super::{
     cgroup::{Cgroup, CgroupError},
     client::{Worker, ask},
+    expect::readiness,
     host::{Host, failed, io_error, launch_error, layer_error},
     launch::{
         Isolation, LaunchSpec,
@@ -192,7 +193,7 @@ impl Host {
         // One that was expected may be gone.
         let expected = self.take_expected(shape).filter(|worker| begin(worker).is_ok());
         let begin_anew = || {
-            let worker = self.ask_to_stand_by(shape, false)?;
+            let worker = self.client.stand_by(readiness(shape, false))?;
             begin(&worker).map(|()| worker)
         };
         let worker = expected.map_or_else(begin_anew, Ok).map_err(launch_error(LAUNCH))?;
@@ -272,7 +273,8 @@ impl Host {
         order: &Launch<'_>,
         send: impl FnOnce(Box<LaunchSpec>, &[BorrowedFd<'_>]) -> Result<Outcome, Failure>,
     ) -> DriverResult<Record> {
-        let tasks = cgroup.tasks_files().map_err(failed("open the sandbox's cgroup"))?;
+        let tasks = cgroup.tasks_files().map_err(failed("open the sandbox's cgroup"));
+        let tasks = tasks.inspect_err(|_| self.end(None, Some(cgroup)))?;
         let spec = LaunchSpec {
             isolation: record.isolation,
             data: self.root.clone(),

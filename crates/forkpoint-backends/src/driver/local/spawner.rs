@@ -47,8 +47,9 @@ const OWNERS: u32 = 100_000_000;
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Order {
-    /// The first one, with what is rung once after each that follows.
-    Bell,
+    /// The first one, with what is rung once after each that follows. Copies may run on these processors: the one who is
+    /// copied is kept off some (`Client`).
+    Bell { processors: Vec<usize> },
     /// There will be an order to launch. Nobody waits for this.
     Prepare(Isolation),
     /// There will be work, told and answered at the one descriptor that comes with this: while it is
@@ -136,15 +137,16 @@ pub(super) fn serve() -> ! {
     // A Ctrl-C in the driver's terminal is not for us: work that was begun is finished.
     let _ = rustix::process::setsid();
     let share_memory = std::env::args_os().any(|argument| argument == SHARE_MEMORY);
-    // What copies may run on. We ourselves may have been kept off some already (`Client`).
-    let driver = rustix::process::getppid();
-    let processors = driver.and_then(|pid| rustix::thread::sched_getaffinity(Some(pid)).ok());
     let mut shared = Shared { share_memory, ..Shared::default() };
     let mut store = None;
     let mut bell = None;
+    let mut processors = None;
     while let Ok(Some((order, mut fds))) = hear(&socket, bell.as_ref()) {
         match order {
-            Order::Bell => bell = fds.pop(),
+            Order::Bell { processors: numbers } => {
+                bell = fds.pop();
+                processors = (!numbers.is_empty()).then(|| set_of(&numbers));
+            }
             Order::Prepare(isolation) => drop(shared.prepare_owners(isolation)),
             Order::Sweep { store: path, cgroups } => {
                 store = Some(path);
@@ -202,6 +204,12 @@ fn hear(socket: &OwnedFd, bell: Option<&OwnedFd>) -> io::Result<Option<(Order, V
     wire::receive(socket)
 }
 
+fn set_of(numbers: &[usize]) -> CpuSet {
+    let mut set = CpuSet::new();
+    numbers.iter().for_each(|number| set.set(*number));
+    set
+}
+
 fn in_a_copy(processors: Option<CpuSet>, work: impl FnOnce()) {
     // If it fails, whoever asked sees the connection close without an answer.
     if let Ok(None) = sys::fork() {
@@ -227,6 +235,11 @@ fn stand_by(
 ) {
     let Some(driver) = fds.pop().filter(|driver| !ready.perhaps || is_told(driver)) else { return };
     let kind = (ready.isolation, &*ready.images);
+    // Of one who may have stood by for a while.
+    let prepared = match ready.perhaps {
+        true => prepared.and_then(|()| blank::use_images(&ready.images, shared)),
+        false => prepared,
+    };
     // Whoever asked waits, and all of it goes with this process.
     let mut begun = ManuallyDrop::new(prepared.map(|()| None));
     loop {
@@ -290,7 +303,7 @@ fn launch_begun(
         blank.wait_for_stage()?;
         blank.launch(spec, overlays, fds)
     });
-    launched.inspect_err(|_| blank.end())
+    launched.inspect_err(|_| blank.give_up())
 }
 
 /// Whoever asked comes first among the descriptors.

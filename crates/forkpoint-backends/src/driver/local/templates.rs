@@ -369,7 +369,7 @@ pub(super) fn is_of_template(layer: &LayerName) -> bool {
     record::is_tagged(layer)
 }
 
-fn is_built_in(template: &Template) -> bool {
+pub(super) fn is_built_in(template: &Template) -> bool {
     template.as_str() == "host" || template.as_str().starts_with("dir:")
 }
 

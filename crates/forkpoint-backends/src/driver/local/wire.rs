@@ -69,26 +69,49 @@ pub(super) fn send<T: Serialize>(
     message: &T,
     fds: &[BorrowedFd<'_>],
 ) -> io::Result<()> {
+    send_with(socket, message, fds, SendFlags::NOSIGNAL)
+}
+
+/// An error where there is no room for it.
+pub(super) fn send_at_once<T: Serialize>(
+    socket: impl AsFd,
+    message: &T,
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    send_with(socket, message, fds, SendFlags::NOSIGNAL | SendFlags::DONTWAIT)
+}
+
+fn send_with<T: Serialize>(
+    socket: impl AsFd,
+    message: &T,
+    fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> io::Result<()> {
     let mut packet = vec![0];
     serde_json::to_writer(&mut packet, message)?;
     if packet.len() <= PACKET_MAX {
-        return send_packet(socket, &packet, fds);
+        return send_packet(socket, &packet, fds, flags);
     }
     let mut file = File::from(memfd_create("message", MemfdFlags::CLOEXEC)?);
     file.write_all(&packet[1..])?;
     let mut all = fds.to_vec();
     all.push(file.as_fd());
-    send_packet(socket, &[1], &all)
+    send_packet(socket, &[1], &all, flags)
 }
 
-fn send_packet(socket: impl AsFd, packet: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+fn send_packet(
+    socket: impl AsFd,
+    packet: &[u8],
+    fds: &[BorrowedFd<'_>],
+    flags: SendFlags,
+) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::Error::other("too many descriptors for one message"));
     }
     loop {
-        match sendmsg(&socket, &[IoSlice::new(packet)], &mut control, SendFlags::NOSIGNAL) {
+        match sendmsg(&socket, &[IoSlice::new(packet)], &mut control, flags) {
             Err(Errno::INTR) => {}
             result => return Ok(result.map(drop)?),
         }

@@ -9,8 +9,9 @@ use forkpoint_core::{
 use futures::future::{join_all, try_join_all};
 
 use super::{
+    faults::cgroups_of,
     full::{count, counting, counts_on, heap_is_whole, seal_full, try_seal_full, with_heap},
-    scene::{Scene, python, read_text, sh, spec, with_causes},
+    scene::{Scene, python, read_text, sh, spec, until, with_causes},
 };
 
 #[test]
@@ -131,6 +132,44 @@ time.sleep(1000)
             }
         }
         assert_eq!(sh(&*sandbox, "pgrep -c python3").await, "1\n");
+    });
+}
+
+/// Its processes are there and stand, traced, when it is seen that one of them cannot be what it was: on a machine without
+/// the processor that it ran on.
+#[test]
+fn a_step_that_fails_when_all_processes_stand_is_told_and_leaves_nothing() {
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
+    scene.run(async {
+        let sandbox = counting(&scene).await;
+        let artifact = seal_full(&*sandbox).await;
+        let path =
+            scene.root().join("memory").join(artifact.snapshot.to_string()).join("image.json");
+        let good = fs::read_to_string(&path).unwrap();
+        let body = good.split_once('\n').unwrap().1;
+        let (before, after) = body.split_once("\"affinity\":\"").unwrap();
+        let (affinity, after) = after.split_once('"').unwrap();
+        let elsewhere = "00".repeat(affinity.len() / 2 - 1) + "80";
+        let body = format!("{before}\"affinity\":\"{elsewhere}\"{after}");
+        let line = format!("forkpoint-checkpoint 1 {}", blake3::hash(body.as_bytes()));
+        fs::write(&path, format!("{line}\n{body}")).unwrap();
+        // Alone, and two at once.
+        for count in [1, 2] {
+            let ids: Vec<_> = (0..count).map(|_| scene.new_id()).collect();
+            let spec = spec();
+            let restores = ids.iter().map(|id| scene.driver.restore(*id, &spec, &artifact));
+            let restored = join_all(restores);
+            let restored = tokio::time::timeout(Duration::from_secs(20), restored).await.unwrap();
+            for (id, restored) in ids.into_iter().zip(restored) {
+                let err = with_causes(&restored.map(drop).unwrap_err());
+                assert!(err.contains("failed"), "{err}");
+                assert!(scene.driver.status(id).await.unwrap().is_none());
+                until("its cgroups go", || cgroups_of(id));
+            }
+        }
+        fs::write(&path, good).unwrap();
+        let copy = scene.restore(&artifact).await;
+        counts_on(&*copy, count(&*copy).await).await;
     });
 }
 

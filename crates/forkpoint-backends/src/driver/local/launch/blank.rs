@@ -89,11 +89,11 @@ pub(in super::super) fn keep(
         // If nobody hears it, nobody sends an order either.
         Ok(blank) => match wire::send(&driver, &Outcome::Done, &[]).map(|()| blank.wait(&driver)) {
             Ok(Some((order, fds))) => {
-                let launched = use_images(&order, shared)
+                let launched = use_images(&order.images, shared)
                     .and_then(|()| spawner_overlays(&order, shared))
                     .and_then(|overlays| blank.launch(&order, overlays, fds));
                 let outcome = launched.unwrap_or_else(|failure| {
-                    blank.end();
+                    blank.give_up();
                     Outcome::Failed(failure)
                 });
                 // Whoever asked waits, and all of it goes with this process.
@@ -113,8 +113,9 @@ pub(in super::super) fn keep(
     let _ = wire::send(&driver, &outcome, &[]);
 }
 
-fn use_images(spec: &LaunchSpec, shared: &Shared) -> Result<(), Failure> {
-    if shared.images(&spec.images).is_some_and(|images| !images.chain.is_as_opened()) {
+/// Whether they are still what was read.
+pub(in super::super) fn use_images(images: &[PathBuf], shared: &Shared) -> Result<(), Failure> {
+    if shared.images(images).is_some_and(|images| !images.chain.is_as_opened()) {
         let err = io::Error::other("it was changed since it was read");
         return Err(Failure::new("use an image", &err));
     }
@@ -245,9 +246,16 @@ impl<'a> Blank<'a> {
         attend(spec, self.pid, &self.child, self.plan.as_ref())
     }
 
+    /// Before it is launched.
     pub(in super::super) fn end(&self) {
-        let _ = kill_process(self.pid, Signal::KILL);
+        self.give_up();
         let _ = waitpid(Some(self.pid), WaitOptions::empty());
+    }
+
+    /// When that has failed. Those that were brought back may be traced by us: they are gone, and so is it, when we are, and
+    /// whoever waited for it here would wait for ever.
+    pub(in super::super) fn give_up(&self) {
+        let _ = kill_process(self.pid, Signal::KILL);
     }
 }
 
