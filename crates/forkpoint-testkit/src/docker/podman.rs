@@ -111,8 +111,31 @@ impl Drop for Podman {
         for id in String::from_utf8_lossy(&listed.unwrap_or_default()).split_whitespace() {
             let _ = self.command(&["rm", "-f", id]).output();
         }
-        // Everything in its process namespace goes with it.
+        // Everything in its process namespace goes with the first of them, which goes with `unshare`.
+        let first = children_of(self.service.id());
         let _ = self.service.kill();
         let _ = self.service.wait();
+        // Until then it may still write to the directory that is about to go.
+        await_end(&first);
+    }
+}
+
+fn children_of(pid: u32) -> Vec<String> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    children.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
+}
+
+/// Whoever should reap them may not.
+#[expect(clippy::disallowed_methods, reason = "they end in their own time")]
+fn await_end(pids: &[String]) {
+    let is_alive = |pid: &String| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+    };
+    for _ in 0..2000 {
+        if !pids.iter().any(is_alive) {
+            return;
+        }
+        thread::sleep(Duration::from_millis(5));
     }
 }
