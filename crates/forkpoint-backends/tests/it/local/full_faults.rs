@@ -1,9 +1,9 @@
 //! Full snapshots when something is in the way: others who are at work, limits, another machine.
 
-use std::{fs, time::Duration};
+use std::{fs, path::PathBuf, time::Duration};
 
 use forkpoint_core::{
-    driver::{Driver as _, DriverError, SandboxState, SnapshotKind},
+    driver::{Artifact, Driver as _, DriverError, SandboxState, SnapshotKind},
     spec::{Resources, SandboxSpec},
 };
 use futures::future::{join_all, try_join_all};
@@ -135,6 +135,28 @@ time.sleep(1000)
     });
 }
 
+/// An image that says something else, with the right checksum.
+struct Forged {
+    path: PathBuf,
+    good: String,
+}
+
+impl Forged {
+    fn of(scene: &Scene, artifact: &Artifact, forge: impl FnOnce(&str) -> String) -> Self {
+        let snapshot = artifact.snapshot.to_string();
+        let path = scene.root().join("memory").join(snapshot).join("image.json");
+        let good = fs::read_to_string(&path).unwrap();
+        let body = forge(good.split_once('\n').unwrap().1);
+        let line = format!("forkpoint-checkpoint 1 {}", blake3::hash(body.as_bytes()));
+        fs::write(&path, format!("{line}\n{body}")).unwrap();
+        Self { path, good }
+    }
+
+    fn put_back(self) {
+        fs::write(self.path, self.good).unwrap();
+    }
+}
+
 /// Its processes are there and stand, traced, when it is seen that one of them cannot be what it was: on a machine without
 /// the processor that it ran on.
 #[test]
@@ -143,16 +165,12 @@ fn a_step_that_fails_when_all_processes_stand_is_told_and_leaves_nothing() {
     scene.run(async {
         let sandbox = counting(&scene).await;
         let artifact = seal_full(&*sandbox).await;
-        let path =
-            scene.root().join("memory").join(artifact.snapshot.to_string()).join("image.json");
-        let good = fs::read_to_string(&path).unwrap();
-        let body = good.split_once('\n').unwrap().1;
-        let (before, after) = body.split_once("\"affinity\":\"").unwrap();
-        let (affinity, after) = after.split_once('"').unwrap();
-        let elsewhere = "00".repeat(affinity.len() / 2 - 1) + "80";
-        let body = format!("{before}\"affinity\":\"{elsewhere}\"{after}");
-        let line = format!("forkpoint-checkpoint 1 {}", blake3::hash(body.as_bytes()));
-        fs::write(&path, format!("{line}\n{body}")).unwrap();
+        let forged = Forged::of(&scene, &artifact, |body| {
+            let (before, after) = body.split_once("\"affinity\":\"").unwrap();
+            let (affinity, after) = after.split_once('"').unwrap();
+            let elsewhere = "00".repeat(affinity.len() / 2 - 1) + "80";
+            format!("{before}\"affinity\":\"{elsewhere}\"{after}")
+        });
         // Alone, and two at once.
         for count in [1, 2] {
             let ids: Vec<_> = (0..count).map(|_| scene.new_id()).collect();
@@ -167,7 +185,7 @@ fn a_step_that_fails_when_all_processes_stand_is_told_and_leaves_nothing() {
                 until("its cgroups go", || cgroups_of(id));
             }
         }
-        fs::write(&path, good).unwrap();
+        forged.put_back();
         let copy = scene.restore(&artifact).await;
         counts_on(&*copy, count(&*copy).await).await;
     });
@@ -179,14 +197,10 @@ fn an_image_of_another_boot_is_refused_before_anything_is_made() {
     scene.run(async {
         let sandbox = counting(&scene).await;
         let artifact = seal_full(&*sandbox).await;
-        let path =
-            scene.root().join("memory").join(artifact.snapshot.to_string()).join("image.json");
-        let good = fs::read_to_string(&path).unwrap();
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
-        let body = good.split_once('\n').unwrap().1;
-        let body = body.replace(boot.trim(), "00000000-0000-0000-0000-000000000000");
-        let line = format!("forkpoint-checkpoint 1 {}", blake3::hash(body.as_bytes()));
-        fs::write(&path, format!("{line}\n{body}")).unwrap();
+        let forged = Forged::of(&scene, &artifact, |body| {
+            body.replace(boot.trim(), "00000000-0000-0000-0000-000000000000")
+        });
         let id = scene.new_id();
         let err = scene.driver.restore(id, &spec(), &artifact).await.unwrap_err();
         assert!(matches!(err, DriverError::KindUnavailable { .. }), "{}", with_causes(&err));
@@ -196,7 +210,7 @@ fn an_image_of_another_boot_is_refused_before_anything_is_made() {
         scene.driver.rollback(sandbox.id(), &spec(), &artifact).await.unwrap_err();
         let now = count(&*sandbox).await;
         counts_on(&*sandbox, now).await;
-        fs::write(&path, good).unwrap();
+        forged.put_back();
         scene.restore(&artifact).await;
         assert!(scene.driver.can_seal(sandbox.id(), SnapshotKind::Full).await.is_ok());
     });
