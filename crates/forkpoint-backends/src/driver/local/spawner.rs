@@ -79,7 +79,7 @@ pub(super) struct Readiness {
     pub(super) perhaps: bool,
 }
 
-/// Whoever wants somebody to do work asks for that long before.
+/// Much longer than anybody is taken for fresh who was expected (`expect.rs`): nobody ends while he is given work.
 const EXPECTED: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
 /// For one who stands by.
