@@ -18,7 +18,6 @@ use super::{
     plan::{Plan, Step, Want, same_file},
     ways::{Doubt, Ways},
 };
-use crate::layer::Moment;
 
 const CHANGED: &str = "changed on the host";
 const DELETED: &str = "deleted on the host";
@@ -40,7 +39,7 @@ pub(super) fn find(
                     && (!has_moved || ways.may_have_lost(&step.path)?);
                 is_lost.then_some(DELETED)
             }
-            true => with_live(spec, step, ledger, &ways)?,
+            true => with_live(step, ledger, &ways)?,
             false => with_copy(spec, host, step, ledger)?,
         };
         found.extend(reason.map(|reason| ApplyConflict { path: step.path.clone(), reason }));
@@ -68,12 +67,7 @@ fn is_lost(spec: &ApplySpec, plan: &Plan, step: &Step, ledger: &Ledger) -> bool 
         && !ledger.deleted(&step.path)
 }
 
-fn with_live(
-    spec: &ApplySpec,
-    step: &Step,
-    ledger: &Ledger,
-    ways: &Ways,
-) -> WorkspaceResult<Option<&'static str>> {
+fn with_live(step: &Step, ledger: &Ledger, ways: &Ways) -> WorkspaceResult<Option<&'static str>> {
     let path = &step.path;
     let Some(there) = &step.host else { return Ok(None) };
     let is_changed = match (is_dir(there), &step.want) {
@@ -81,7 +75,7 @@ fn with_live(
         (true, Want::Mode(_) | Want::Directory(_)) => false,
         (true, _) => ways.doubt(path)? != Doubt::No || ways.is_swapped(path)?,
         (false, _) if ledger.wrote(path, there) => false,
-        (false, _) => Moment::of_change(there) >= spec.since() || ways.is_swapped(path)?,
+        (false, _) => !ledger.is_as_left(path, there) || ways.is_swapped(path)?,
     };
     Ok(is_changed.then_some(CHANGED))
 }

@@ -40,6 +40,7 @@ pub(super) struct Ledger {
     line: Line,
     maker: Option<Maker>,
     notes: BTreeMap<PathBuf, Note>,
+    shared: BTreeMap<u64, Shared>,
 }
 
 /// What we left at a path, for a sandbox whose workspace began at `since`.
@@ -54,6 +55,16 @@ struct Note {
     /// When a directory last changed, if all that changed in it since the sandbox began was ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     left: Option<(i64, i64)>,
+}
+
+/// A file of which we took one name away. That dated it anew under the names that are left, wherever they are.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Shared {
+    since: Timestamp,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    by: Option<Maker>,
+    ino: u64,
+    changed: (i64, i64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,6 +106,8 @@ struct Written {
     format: u32,
     source: HostPath,
     notes: Vec<(Text, Note)>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    shared: Vec<Shared>,
 }
 
 #[derive(Deserialize)]
@@ -125,9 +138,9 @@ impl Ledger {
         let mut hasher = DefaultHasher::new();
         source.hash(&mut hasher);
         let path = directory.join(format!("{:016x}.json", hasher.finish()));
-        let notes = read_notes(&path, source)?;
+        let (notes, shared) = read_notes(&path, source)?;
         let (line, maker) = (Line::default(), None);
-        Ok(Self { path, source: source.clone(), since, line, maker, notes })
+        Ok(Self { path, source: source.clone(), since, line, maker, notes, shared })
     }
 
     pub(super) fn write(&self) -> WorkspaceResult<()> {
@@ -136,7 +149,8 @@ impl Ledger {
             None => Text::Bytes(path.as_os_str().as_bytes().to_vec()),
         };
         let notes = self.notes.iter().map(|(path, note)| (text(path), note.clone())).collect();
-        let written = Written { format: FORMAT, source: self.source.clone(), notes };
+        let shared = self.shared.values().copied().collect();
+        let written = Written { format: FORMAT, source: self.source.clone(), notes, shared };
         let write = || -> io::Result<()> {
             if let Some(directory) = self.path.parent() {
                 fs::create_dir_all(directory)?;
@@ -151,6 +165,23 @@ impl Ledger {
         self.states(path).iter().flatten().any(|version| version.is(stat))
     }
 
+    /// Whether nobody but us has changed it since the sandbox began.
+    pub(super) fn is_as_left(&self, path: &Path, stat: &Stat) -> bool {
+        Moment::of_change(stat) < self.since.into()
+            || self.wrote(path, stat)
+            || self.shared.get(&stat.st_ino).is_some_and(|shared| {
+                shared.changed == changed(stat) && self.is_ours(shared.since, shared.by)
+            })
+    }
+
+    /// One of the names of a file was taken away, which was as `then` before and is as `now`.
+    pub(super) fn note_shared(&mut self, path: &Path, then: &Stat, now: &Stat) {
+        if self.is_as_left(path, then) {
+            let (since, by, ino) = (self.since, self.maker, now.st_ino);
+            self.shared.insert(ino, Shared { since, by, ino, changed: changed(now) });
+        }
+    }
+
     /// Whether we deleted what was there.
     pub(super) fn deleted(&self, path: &Path) -> bool {
         self.states(path).contains(&None)
@@ -163,16 +194,16 @@ impl Ledger {
     /// What was left by this sandbox or one that it comes from: what others left is as strange to it as
     /// anything of the host's.
     fn note_of(&self, path: &Path) -> Option<&Note> {
-        self.notes.get(path).filter(|note| self.is_ours(note))
+        self.notes.get(path).filter(|note| self.is_ours(note.since, note.by))
     }
 
-    fn is_ours(&self, note: &Note) -> bool {
-        note.since == self.since && note.by.is_none_or(|maker| self.line.knows(&maker))
+    fn is_ours(&self, since: Timestamp, by: Option<Maker>) -> bool {
+        since == self.since && by.is_none_or(|maker| self.line.knows(&maker))
     }
 
     /// Where this sandbox, or one that it comes from, was applied before.
     pub(super) fn earlier(&self) -> impl Iterator<Item = &Path> {
-        let ours = self.notes.iter().filter(|(_, note)| self.is_ours(note));
+        let ours = self.notes.iter().filter(|(_, note)| self.is_ours(note.since, note.by));
         ours.map(|(path, _)| path.as_path())
     }
 
@@ -256,11 +287,13 @@ impl Ledger {
     }
 }
 
-fn read_notes(path: &Path, source: &HostPath) -> WorkspaceResult<BTreeMap<PathBuf, Note>> {
+type Notes = (BTreeMap<PathBuf, Note>, BTreeMap<u64, Shared>);
+
+fn read_notes(path: &Path, source: &HostPath) -> WorkspaceResult<Notes> {
     let bytes = match fs::metadata(path) {
         Ok(metadata) if metadata.len() <= LEN_MAX => fs::read(path),
-        Ok(_) => return Ok(BTreeMap::new()),
-        Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+        Ok(_) => return Ok(Notes::default()),
+        Err(err) if err.kind() == io::ErrorKind::NotFound => return Ok(Notes::default()),
         Err(err) => Err(err),
     };
     let bytes = bytes.doing("read", || path.to_owned())?;
@@ -272,9 +305,12 @@ fn read_notes(path: &Path, source: &HostPath) -> WorkspaceResult<BTreeMap<PathBu
     }
     // One that is damaged, or of another directory with the same number, costs caution and nothing else.
     let written = serde_json::from_slice::<Written>(&bytes).ok();
-    let ours = written.filter(|written| written.source == *source);
-    let notes = ours.map(|written| written.notes).unwrap_or_default().into_iter();
-    Ok(notes.map(|(text, note)| (PathBuf::from(OsString::from(text)), note)).collect())
+    let Some(ours) = written.filter(|written| written.source == *source) else {
+        return Ok(Notes::default());
+    };
+    let note = |(text, note): (Text, Note)| (PathBuf::from(OsString::from(text)), note);
+    let notes = ours.notes.into_iter().map(note).collect();
+    Ok((notes, ours.shared.into_iter().map(|shared| (shared.ino, shared)).collect()))
 }
 
 impl From<Text> for OsString {

@@ -10,10 +10,11 @@ use std::{
 use forkpoint_core::driver::ApplySkip;
 use rustix::{
     fs::{
-        Access, AtFlags, Mode, RenameFlags, Stat, StatxAttributes, StatxFlags, accessat, chmod,
-        fstat, renameat, renameat_with, statat, statx, unlinkat,
+        Access, AtFlags, Mode, OFlags, RenameFlags, Stat, StatxAttributes, StatxFlags, accessat,
+        chmod, fstat, openat, renameat, renameat_with, statat, statx, unlinkat,
     },
     io::Errno,
+    path::Arg,
 };
 
 use super::{
@@ -225,7 +226,7 @@ impl Writer<'_> {
         WorkspaceError::Changed { path: shown(&self.host.path, &step.path) }
     }
 
-    fn put(&self, step: &Step, new: &Staged) -> WorkspaceResult<()> {
+    fn put(&mut self, step: &Step, new: &Staged) -> WorkspaceResult<()> {
         let doing = || shown(&self.host.path, &step.path);
         let (directory, name) = self.host.parent(&step.path).doing("open", doing)?;
         if let Some(then) = step.host.as_ref().filter(|stat| !is_dir(stat)) {
@@ -250,26 +251,30 @@ impl Writer<'_> {
 
     /// Puts it where something else is. What comes out tells whether somebody else was faster.
     fn swap(
-        &self,
+        &mut self,
         (directory, name): (&OwnedFd, &CString),
         step: &Step,
         then: &Stat,
         new: &Staged,
     ) -> WorkspaceResult<()> {
         let doing = || shown(&self.host.path, &step.path);
+        let staging = &self.staging.fd;
         let swap = || {
             let how = RenameFlags::EXCHANGE;
-            renameat_with(&self.staging.fd, &new.at, directory, name, how)
+            renameat_with(staging, &new.at, directory, name, how)
         };
-        let out = || statat(&self.staging.fd, &new.at, AtFlags::SYMLINK_NOFOLLOW);
+        let out = || statat(staging, &new.at, AtFlags::SYMLINK_NOFOLLOW);
         match swap() {
             // Not every file system can.
-            Err(Errno::INVAL | Errno::NOSYS) => return self.replace(directory, name, step, new),
+            Err(Errno::INVAL | Errno::NOSYS) => {
+                return self.replace((directory, name), step, then, new);
+            }
             Err(Errno::NOENT) => return Err(self.changed(step)),
             result => result.doing("put in its place", doing)?,
         }
-        if self.is_still(&out().doing("inspect", doing)?, then) {
-            return Ok(());
+        let old = out().doing("inspect", doing)?;
+        if self.is_still(&old, then) {
+            return self.let_go(&new.at, step, &old);
         }
         swap().doing("put back", doing)?;
         // If that is not ours either, it was put there last.
@@ -280,19 +285,52 @@ impl Writer<'_> {
     }
 
     fn replace(
-        &self,
-        directory: &OwnedFd,
-        name: &CString,
+        &mut self,
+        (directory, name): (&OwnedFd, &CString),
         step: &Step,
+        then: &Stat,
         new: &Staged,
     ) -> WorkspaceResult<()> {
+        let staging = &self.staging.fd;
         let replace = || {
             if matches!(step.want, Want::Directory(_)) {
                 unlinkat(directory, name, AtFlags::empty())?;
             }
-            renameat(&self.staging.fd, &new.at, directory, name)
+            renameat(staging, &new.at, directory, name)
         };
-        replace().doing("put in its place", || shown(&self.host.path, &step.path))
+        let replaced = match then.st_nlink {
+            0 | 1 => replace(),
+            _ => self.taking_name(directory, name.as_c_str(), step, replace),
+        };
+        replaced.doing("put in its place", || shown(&self.host.path, &step.path))
+    }
+
+    /// Of a file that was put aside: one that has other names goes at once, so that its last date is known.
+    fn let_go(&mut self, aside: &Path, step: &Step, out: &Stat) -> WorkspaceResult<()> {
+        if is_dir(out) || out.st_nlink < 2 {
+            return Ok(());
+        }
+        let staging = &self.staging.fd;
+        let remove = || unlinkat(staging, aside, AtFlags::empty());
+        let removed = self.taking_name(staging, aside, step, remove);
+        removed.doing("remove", || shown(&self.host.path, &step.path))
+    }
+
+    /// Does what takes a name from a file that has others, and notes what the file is after that.
+    fn taking_name(
+        &mut self,
+        directory: &OwnedFd,
+        name: impl Arg,
+        step: &Step,
+        take: impl FnOnce() -> rustix::io::Result<()>,
+    ) -> rustix::io::Result<()> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let held = openat(directory, name, flags, Mode::empty())?;
+        take()?;
+        if let Some(then) = &step.host {
+            self.ledger.note_shared(&step.path, then, &fstat(&held)?);
+        }
+        Ok(())
     }
 
     /// Gives a directory of ours the mode with which it could not have been moved.
@@ -385,7 +423,7 @@ impl Writer<'_> {
     }
 
     /// Into the staging directory, where it can be seen whether somebody else was faster.
-    fn take_away(&self, step: &Step) -> WorkspaceResult<rustix::io::Result<()>> {
+    fn take_away(&mut self, step: &Step) -> WorkspaceResult<rustix::io::Result<()>> {
         let (directory, name) = match self.host.parent(&step.path) {
             Ok(found) => found,
             Err(err) => return Ok(Err(err)),
@@ -397,6 +435,7 @@ impl Writer<'_> {
         let doing = || shown(&self.host.path, &step.path);
         let out = statat(staging, &aside, AtFlags::SYMLINK_NOFOLLOW).doing("inspect", doing)?;
         if step.host.as_ref().is_some_and(|then| self.is_still(&out, then)) {
+            self.let_go(Path::new(&aside), step, &out)?;
             return Ok(Ok(()));
         }
         match renameat_with(staging, &aside, &directory, &name, RenameFlags::NOREPLACE) {

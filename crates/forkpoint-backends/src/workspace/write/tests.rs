@@ -110,7 +110,7 @@ fn what_was_swapped_out_by_surprise_is_put_back() {
     let staging = Staging::create(&scene.host).unwrap();
     let staged = scene.staged(&staging);
     let (host, plan) = (&scene.host, &scene.plan);
-    let writer = Writer {
+    let mut writer = Writer {
         host,
         staging: &staging,
         ledger: &mut scene.ledger,

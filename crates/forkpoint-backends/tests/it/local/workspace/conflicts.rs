@@ -377,6 +377,49 @@ fn a_file_that_was_put_aside_and_written_anew_is_no_conflict() {
     }
 }
 
+/// Taking one name of a file away dates the file anew, under all names that it has left.
+#[test]
+fn a_file_of_several_names_is_no_conflict_when_one_of_them_was_brought_home() {
+    for mode in MODES {
+        let desk = Desk::with_files();
+        fs::hard_link(desk.path("a.txt"), desk.path("second")).unwrap();
+        fs::hard_link(desk.path("a.txt"), desk.path("third")).unwrap();
+        fs::hard_link(desk.path("a.txt"), desk.path("fourth")).unwrap();
+        desk.scene.run(async {
+            let sandbox = desk.enter(mode).await;
+            sh(&*sandbox, "rm a.txt").await;
+            desk.apply(&*sandbox).await;
+            sh(&*sandbox, "rm second; echo new > second").await;
+            desk.apply(&*sandbox).await;
+            sh(&*sandbox, "rm third").await;
+            desk.apply(&*sandbox).await;
+            assert_eq!(desk.read("second"), "new\n");
+            assert!(!desk.path("third").exists());
+            fs::write(desk.path("fourth"), "the host's\n").unwrap();
+            sh(&*sandbox, "rm fourth").await;
+            assert_eq!(desk.conflicts(&*sandbox).await, found(&[("fourth", CHANGED)]));
+        });
+    }
+}
+
+/// What was forced over one name says nothing of the others.
+#[test]
+fn a_file_of_several_names_that_the_host_changed_stays_a_conflict_when_one_was_forced() {
+    for mode in MODES {
+        let desk = Desk::with_files();
+        fs::hard_link(desk.path("a.txt"), desk.path("second")).unwrap();
+        desk.scene.run(async {
+            let sandbox = desk.enter(mode).await;
+            fs::write(desk.path("a.txt"), "the host's\n").unwrap();
+            sh(&*sandbox, "rm a.txt").await;
+            let force = ApplyRequest { force: true, ..ApplyRequest::default() };
+            assert!(desk.apply_as(&*sandbox, &force).await.done);
+            sh(&*sandbox, "rm second").await;
+            assert_eq!(desk.conflicts(&*sandbox).await, found(&[("second", CHANGED)]));
+        });
+    }
+}
+
 /// Which of the files that look like it is the one that was moved, nobody can tell by looking.
 #[test]
 fn a_file_that_was_moved_and_has_a_double_is_no_conflict() {
