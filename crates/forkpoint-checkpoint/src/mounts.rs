@@ -19,7 +19,7 @@ mod look;
 
 pub(crate) use self::{
     fill::{fill_all, fill_from_outside},
-    look::{Names, copy, look, names},
+    look::{Names, copy, look},
 };
 
 /// Looking does not count as access.

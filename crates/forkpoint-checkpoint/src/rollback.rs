@@ -9,6 +9,11 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet},
     fs::File,
     io,
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        mpsc::{self, Receiver, Sender},
+    },
+    thread::{self, ScopedJoinHandle},
     time::Duration,
 };
 
@@ -48,8 +53,14 @@ fn not_in_place(why: impl Into<String>) -> Error {
 
 /// What belongs to a tree and is not in the image: the files of its sandbox. A closure that needs no look is one too.
 pub trait Files: Send {
-    /// Nothing runs, and nothing was touched. Answers why they cannot go back in place, if that is so.
+    /// Nothing runs, and nothing may be touched: whether processes can go back is looked at meanwhile. Answers why files
+    /// cannot go back in place, if that is so.
     fn look(&mut self, snapshot: &Snapshot) -> io::Result<Option<String>>;
+
+    /// Everything can go back, and is about to: the last moment to note that for whoever comes later, should this one die.
+    fn begin(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Nothing runs but what we have the processes do, which opens no file. What fails here ends the processes.
     fn put_back(&mut self) -> io::Result<()>;
@@ -98,30 +109,73 @@ fn go_back(
     tree: &Tree,
     chain: &Chain,
     spec: &CaptureSpec,
-    mut files: impl Files,
+    files: impl Files,
 ) -> Result<RolledBack> {
-    let tables = Tables::begin(tree.init).system("look at memory of System V")?;
+    let files = &Mutex::new(files);
+    thread::scope(|scope| {
+        let (say, orders) = mpsc::channel();
+        let (tell_tables, tables) = mpsc::channel();
+        let (tell_looked, looked) = mpsc::channel();
+        // Begun before the tree stands, so that it is there when there is something to do.
+        let files_side = move || {
+            let _ = tell_tables.send(Tables::of(tree.init));
+            // Whoever gives no more orders has failed.
+            let Ok(()) = orders.recv() else { return Ok(()) };
+            let _ = tell_looked.send(lock(files).look(&chain.top().snapshot));
+            let Ok(()) = orders.recv() else { return Ok(()) };
+            fill_mounts(tree.init, &chain.top().snapshot.mounts, chain)?;
+            lock(files).put_back().system("put the files back")
+        };
+        let other = thread::Builder::new().spawn_scoped(scope, files_side);
+        let other = other.system("begin a thread")?;
+        let beside = Beside { say, tables, looked, note: &|| lock(files).begin(), other };
+        lead(tracker, tree, chain, spec, beside)
+    })
+}
+
+fn lock<T>(files: &Mutex<T>) -> MutexGuard<'_, T> {
+    files.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Who does what is to be done with files, while the processes are led.
+struct Beside<'scope, 'a> {
+    /// First to look at the files, then to put them back.
+    say: Sender<()>,
+    tables: Receiver<io::Result<Tables>>,
+    looked: Receiver<io::Result<Option<String>>>,
+    note: &'a dyn Fn() -> io::Result<()>,
+    other: ScopedJoinHandle<'scope, Result<()>>,
+}
+
+fn lead(
+    tracker: Option<&mut Tracker>,
+    tree: &Tree,
+    chain: &Chain,
+    spec: &CaptureSpec,
+    beside: Beside<'_, '_>,
+) -> Result<RolledBack> {
+    let unfinished = || io::Error::other("it was not finished");
     let start = sys::now();
     let deadline = Deadline::after(spec.patience);
     let mut frozen = freeze(tree, ptrace::SUSPEND_SECCOMP, deadline)?;
-    let tables = tables.wait().system("look at memory of System V")?;
+    // If nobody hears it, nobody answers either.
+    let _ = beside.say.send(());
+    let tables = beside.tables.recv().unwrap_or_else(|_| Err(unfinished()));
+    let tables = tables.system("look at memory of System V")?;
     let plan = Plan::new(tracker.as_deref(), tree, spec, chain, tables, &mut frozen)?;
-    if let Some(why) = files.look(&chain.top().snapshot).system("look at the files")? {
+    let looked = beside.looked.recv().unwrap_or_else(|_| Err(unfinished()));
+    if let Some(why) = looked.system("look at the files")? {
         return Err(not_in_place(why));
     }
+    (beside.note)().system("note that the files go back")?;
     // Who dies with half of it done must not leave it running.
     frozen.bind()?;
     // Each has enough to do that the other need not be waited for.
-    let (init, mounts) = (tree.init, &chain.top().snapshot.mounts);
-    let result = std::thread::scope(|scope| {
-        let files = scope.spawn(|| {
-            fill_mounts(init, mounts, chain)?;
-            files.put_back().system("put the files back")
-        });
-        let done = plan.run(tracker.as_deref(), chain, &mut frozen, deadline);
-        let unfinished = io::Error::other("it was not finished");
-        files.join().unwrap_or_else(|_| Err(unfinished).system("put the files back")).and(done)
-    });
+    let _ = beside.say.send(());
+    let done = plan.run(tracker.as_deref(), chain, &mut frozen, deadline);
+    let files = beside.other.join();
+    let files = files.unwrap_or_else(|_| Err(unfinished()).system("put the files back"));
+    let result = files.and(done);
     if let Err(err) = result {
         if let Some(tracker) = tracker {
             tracker.forget();

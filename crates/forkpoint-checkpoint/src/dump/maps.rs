@@ -207,9 +207,13 @@ mod tests {
     fn our_own_mappings_are_read() {
         let pid = std::process::id() as i32;
         let whose = Whose { pid, name: "test".to_owned() };
-        let maps =
-            Maps::of(&Proc::of(pid).unwrap(), &Names::new(), &whose, &mut Findings::default())
-                .unwrap();
+        let maps = Maps::of(
+            &Proc::of(pid).unwrap(),
+            &Names::of(pid, &[]),
+            &whose,
+            &mut Findings::default(),
+        )
+        .unwrap();
         assert!(maps.vdso.is_some() && maps.kernel_start < maps.vdso.map(|vdso| vdso.0));
         let stacks = maps
             .mappings

@@ -12,7 +12,7 @@ use crate::{
     freeze::{Held, Task},
     hand::{Reins, quiet_signal},
     image::{Alive, Bytes, PosixTimer, Space, Thread},
-    mounts::{self, Names},
+    mounts::Names,
     script::Foothold,
     sys::{self, Proc, ptrace},
 };
@@ -48,13 +48,13 @@ const NAMESPACES: [&str; 8] = [
 ];
 
 impl Common {
-    pub(super) fn of(init: i32, mounts: &[&str], depth: Depth) -> io::Result<Self> {
+    pub(super) fn of(init: i32, mounts: &'static [&'static str], depth: Depth) -> io::Result<Self> {
         Ok(Self {
             depth,
             uids: Ids::of(init, "uid_map")?,
             gids: Ids::of(init, "gid_map")?,
             namespaces: namespaces(&Proc::of(init)?)?,
-            names: mounts::names(init, mounts)?,
+            names: Names::of(init, mounts),
         })
     }
 

@@ -9,7 +9,7 @@ use crate::{
     pager::until_whole,
     sys::{
         self, Deadline,
-        ipc::{Opening, Tables},
+        ipc::{Tables, in_namespace_of},
         ptrace,
     },
 };
@@ -29,7 +29,7 @@ pub(super) fn until_done<T>(
     let deadline = Deadline::after(spec.patience);
     until_whole(tree.init, deadline)?;
     // Opened while everything runs.
-    let tables = Tables::begin(tree.init).and_then(Opening::wait);
+    let tables = in_namespace_of(tree.init, Tables::here);
     let tables = tables.system("look at memory of System V")?;
     let mut tries = Tries { deadline, passing: None, pause: PAUSE };
     loop {

@@ -5,6 +5,7 @@ use std::{
     fs::File,
     io,
     os::fd::{AsRawFd as _, OwnedFd},
+    sync::{Arc, OnceLock},
 };
 
 use rustix::{
@@ -24,12 +25,33 @@ const BYTES_MAX: u64 = 1 << 30;
 const ENTRIES_MAX: usize = 1 << 16;
 
 /// Names of files in memory by device and inode: one that was made under another name and linked is
-/// still known by that to whoever has it open or mapped.
-pub(crate) type Names = HashMap<MemoryId, String>;
+/// still known by that to whoever has it open or mapped. That is rare, so they are looked at when somebody asks: the tree
+/// stands from before the first until after the last.
+#[derive(Clone, Debug)]
+pub(crate) struct Names(Arc<Inner>);
 
-pub(crate) fn names(init: i32, paths: &[&str]) -> io::Result<Names> {
+#[derive(Debug)]
+struct Inner {
+    init: i32,
+    paths: &'static [&'static str],
+    all: OnceLock<HashMap<MemoryId, String>>,
+}
+
+impl Names {
+    pub(crate) fn of(init: i32, paths: &'static [&'static str]) -> Self {
+        Self(Arc::new(Inner { init, paths, all: OnceLock::new() }))
+    }
+
+    pub(crate) fn get(&self, id: &MemoryId) -> Option<&String> {
+        let Inner { init, paths, all } = &*self.0;
+        // What cannot be looked at has no name, and whoever has it is refused.
+        all.get_or_init(|| names(*init, paths).unwrap_or_default()).get(id)
+    }
+}
+
+fn names(init: i32, paths: &[&str]) -> io::Result<HashMap<MemoryId, String>> {
     let root = root(init)?;
-    let mut names = Names::new();
+    let mut names = HashMap::new();
     for at in paths {
         let Some(mount) = open_mount(&root, at)? else { continue };
         // What cannot be read is refused when it is looked at as a whole.

@@ -4,8 +4,7 @@ use std::{
     fs::File,
     io::{self, Read as _, Seek as _},
     os::fd::AsFd as _,
-    slice,
-    thread::{self, JoinHandle},
+    slice, thread,
 };
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -34,8 +33,11 @@ pub(crate) fn in_namespace_of<T: Send>(
         enter(&namespace)?;
         act()
     };
-    thread::scope(|scope| scope.spawn(go).join())
-        .unwrap_or_else(|_| Err(io::Error::other("it was not finished")))
+    let unfinished = |_| Err(io::Error::other("it was not finished"));
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().spawn_scoped(scope, go)?;
+        thread.join().unwrap_or_else(unfinished)
+    })
 }
 
 fn enter(namespace: &File) -> io::Result<()> {
@@ -51,27 +53,18 @@ pub(crate) struct Tables {
     others: [(File, &'static str); 2],
 }
 
-/// [`Tables`] on their way.
-#[derive(Debug)]
-pub(crate) struct Opening(JoinHandle<io::Result<Tables>>);
-
-impl Opening {
-    pub(crate) fn wait(self) -> io::Result<Tables> {
-        self.0.join().unwrap_or_else(|_| Err(io::Error::other("it was not finished")))
-    }
-}
-
 impl Tables {
-    /// Begins to open those of a process, so that something else can be done meanwhile.
-    pub(crate) fn begin(pid: i32) -> io::Result<Opening> {
-        let namespace = File::open(format!("/proc/{pid}/ns/ipc"))?;
-        let open = move || {
-            enter(&namespace)?;
-            let open = |name: &str| File::open(format!("/proc/sysvipc/{name}"));
-            let others = [(open("sem")?, "semaphores"), (open("msg")?, "a message queue")];
-            Ok(Self { segments: open("shm")?, others })
-        };
-        thread::Builder::new().spawn(open).map(Opening)
+    /// Opens those of a process. For a thread that may be in that one's namespace from then on.
+    pub(crate) fn of(pid: i32) -> io::Result<Self> {
+        enter(&File::open(format!("/proc/{pid}/ns/ipc"))?)?;
+        Self::here()
+    }
+
+    /// Those of the namespace that this thread is in.
+    pub(crate) fn here() -> io::Result<Self> {
+        let open = |name: &str| File::open(format!("/proc/sysvipc/{name}"));
+        let others = [(open("sem")?, "semaphores"), (open("msg")?, "a message queue")];
+        Ok(Self { segments: open("shm")?, others })
     }
 
     /// What there is besides segments.

@@ -337,20 +337,30 @@ fn a_rollback_that_was_refused_takes_no_notes() {
     assert_eq!(until("the copy tells", || told(&place)), before);
 }
 
+/// Files that could go back, or could not, and whether anything was begun with them.
+struct Looked<'a> {
+    why_not: Option<&'static str>,
+    touched: &'a AtomicBool,
+}
+
+impl Files for Looked<'_> {
+    fn look(&mut self, _: &Snapshot) -> io::Result<Option<String>> {
+        Ok(self.why_not.map(str::to_owned))
+    }
+
+    fn begin(&mut self) -> io::Result<()> {
+        self.touched.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn put_back(&mut self) -> io::Result<()> {
+        self.begin()
+    }
+}
+
 /// Files that do not fit keep everything as it is.
 #[test]
 fn files_are_looked_at_before_anything_is_touched() {
-    struct Unfit<'a>(&'a AtomicBool);
-    impl Files for Unfit<'_> {
-        fn look(&mut self, _: &Snapshot) -> io::Result<Option<String>> {
-            Ok(Some("there are too many of them".to_owned()))
-        }
-
-        fn put_back(&mut self) -> io::Result<()> {
-            self.0.store(true, Ordering::Relaxed);
-            Ok(())
-        }
-    }
     let mut place = Place::new();
     let sandbox = place.python(CHANGING);
     until("it runs", || Some(place.read("now")).filter(|text| text.ends_with('.')));
@@ -359,7 +369,8 @@ fn files_are_looked_at_before_anything_is_touched() {
     place.write(&captured);
     let chain = Chain::open(place.images.clone()).unwrap();
     let touched = AtomicBool::new(false);
-    let err = rollback(&tree, &chain, &spec, Unfit(&touched)).unwrap_err();
+    let files = Looked { why_not: Some("there are too many of them"), touched: &touched };
+    let err = rollback(&tree, &chain, &spec, files).unwrap_err();
     assert!(err.to_string().contains("too many of them"), "{err}");
     assert!(!touched.load(Ordering::Relaxed));
     place.put("now", "");
@@ -385,8 +396,12 @@ fn a_tree_that_no_longer_fits_is_left_as_it_is() {
     let chain = Chain::open(place.images.clone()).unwrap();
     let before = place.number("count");
     let before = place.grows("count", before + 3);
-    let err = tracker.rollback(&tree, &chain, &spec, || Ok(())).unwrap_err();
+    // Whatever the files are: they are looked at while the processes are.
+    let touched = AtomicBool::new(false);
+    let files = Looked { why_not: None, touched: &touched };
+    let err = tracker.rollback(&tree, &chain, &spec, files).unwrap_err();
     assert!(matches!(&err, Error::NotInPlace { why } if why.contains("is gone")), "{err}");
+    assert!(!touched.load(Ordering::Relaxed));
     place.grows("count", before + 3);
     // Another image than the last is not gone back to in place.
     let other = tracker.capture(&tree, &spec, || Ok(())).unwrap();

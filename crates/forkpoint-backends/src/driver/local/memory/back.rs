@@ -261,10 +261,13 @@ impl Files for LiveFiles<'_> {
         if !back.is_empty() && snapshot.files.iter().any(|file| watches(&file.kind)) {
             return Ok(Some("a program watches files, and would hear of ours".to_owned()));
         }
-        let undoing = Record { undoing: true, ..self.record.clone() };
-        self.host.write(&undoing).map_err(io::Error::other)?;
         self.back = Some(back);
         Ok(None)
+    }
+
+    fn begin(&mut self) -> io::Result<()> {
+        let undoing = Record { undoing: true, ..self.record.clone() };
+        self.host.write(&undoing).map_err(io::Error::other)
     }
 
     fn put_back(&mut self) -> io::Result<()> {
