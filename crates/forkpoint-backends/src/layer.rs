@@ -37,6 +37,7 @@ mod pin;
 mod plan;
 mod record;
 mod replace;
+mod seen;
 mod share;
 mod site;
 mod stage;

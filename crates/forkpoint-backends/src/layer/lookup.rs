@@ -17,7 +17,9 @@ use super::{
     bundle::{MADE, PACKED},
     cursor::{names, open_directory},
     error::{At as _, During as _},
+    seen::Print,
     stage::{TREE, to_c},
+    store::Directories,
 };
 
 /// More layers than overlayfs can put on each other.
@@ -32,8 +34,17 @@ impl LayerStore {
 
     /// For one who looks at no file of it: small ones may still be in bundles.
     pub fn known(&self, name: &LayerName) -> LayerResult<Layer> {
+        let Directories { layers, seen, .. } = self.directories();
+        let print = Print::in_layers(layers, name);
+        if let Some(record) = print.and_then(|print| seen.get(name, print)) {
+            return Ok(self.found(record, false));
+        }
         let (directory, packed) = self.directory_of(name)?;
-        Ok(self.found(LayerRecord::read(&directory, name)?, packed))
+        let record = LayerRecord::read(&directory, name)?;
+        if let Some(print) = print.filter(|_| !packed) {
+            seen.add(print, &record);
+        }
+        Ok(self.found(record, packed))
     }
 
     pub(super) fn found(&self, record: LayerRecord, packed: bool) -> Layer {

@@ -26,6 +26,7 @@ use super::{
     error::{At as _, During as _, Fault},
     lookup::form_of,
     measure, record,
+    seen::SeenLayers,
     stage::{PromisedLayer, Stage, to_c},
     trash::{self, Reaper, When, lock_if_dead},
 };
@@ -48,6 +49,7 @@ pub(super) struct Directories {
     pub(super) staging: OwnedFd,
     trash: OwnedFd,
     pub(super) marks: Marks,
+    pub(super) seen: SeenLayers,
 }
 
 /// What the dead had left.
@@ -279,6 +281,7 @@ impl Directories {
             staging,
             trash: at(c"trash")?,
             marks,
+            seen: SeenLayers::default(),
         })
     }
 

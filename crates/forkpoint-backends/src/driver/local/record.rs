@@ -7,7 +7,7 @@
 
 use std::{
     fs::{self, File},
-    io,
+    io::{self, Read as _},
     os::fd::OwnedFd,
     path::{Path, PathBuf},
     sync::OnceLock,
@@ -138,8 +138,11 @@ fn is_socket(name: &str) -> bool {
 
 /// When a process that lives was started. One that ended and waits to be reaped does not live.
 fn started(pid: i32) -> io::Result<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let odd = || io::Error::other("an odd /proc/PID/stat");
+    // The kernel gives all of it at once to whoever has room for it, and somebody asks several times in each operation.
+    let mut bytes = [0; 2048];
+    let len = File::open(format!("/proc/{pid}/stat"))?.read(&mut bytes)?;
+    let stat = String::from_utf8_lossy(&bytes[..len]);
     // The name may hold anything, also parentheses.
     let mut fields = stat.rsplit_once(") ").ok_or_else(odd)?.1.split(' ');
     if fields.next().is_some_and(|state| matches!(state, "Z" | "X")) {

@@ -112,6 +112,29 @@ fn assert_damaged(scene: &Scene, top: u128, reason: &str) {
     assert!(err.to_string().contains(reason), "{err}");
 }
 
+/// A store remembers what layers say of themselves, and not a moment longer than they say it.
+#[test]
+fn a_layer_that_was_seen_before_is_what_it_is_now() {
+    let scene = Scene::new();
+    commit(&scene, 1, None);
+    commit(&scene, 2, Some(name(1)));
+    commit(&scene, 3, Some(name(2)));
+    let seen = scene.store.chain(&name(3)).unwrap();
+    assert_eq!(scene.store.chain(&name(3)).unwrap(), seen);
+    describe(&scene, 2, "over", Value::Null);
+    assert_eq!(scene.store.chain(&name(3)).unwrap().len(), 2);
+    describe(&scene, 2, "over", json!(name(1)));
+    assert_eq!(scene.store.chain(&name(3)).unwrap(), seen);
+    // By somebody else, who has not told this one.
+    LayerStore::open(&scene.store_path()).unwrap().discard(name(1).as_str()).unwrap();
+    assert!(matches!(scene.store.layer(&name(1)), Err(LayerError::Missing { .. })));
+    assert_damaged(&scene, 3, "there is no layer");
+    commit(&scene, 1, None);
+    assert_eq!(scene.store.chain(&name(3)).unwrap(), seen);
+    describe(&scene, 1, "format", json!(2));
+    assert!(matches!(scene.store.layer(&name(1)), Err(LayerError::TooNew { .. })));
+}
+
 #[test]
 fn a_chain_has_an_end() {
     let scene = Scene::new();
