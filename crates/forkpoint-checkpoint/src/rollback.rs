@@ -17,6 +17,8 @@ use std::{
     time::Duration,
 };
 
+use rustix::thread::sched_getcpu;
+
 use crate::{
     dump::{self, CaptureSpec, Connections, Draft, Looked, shared::Door},
     error::{Doing as _, Error, Result, with_causes},
@@ -24,7 +26,7 @@ use crate::{
     image::{Alive, Chain, KeptMount, MemoryId, Process, Snapshot},
     mounts::{self, Names},
     restore, segments,
-    sys::{self, Deadline, Patience, ipc::Tables, ptrace},
+    sys::{self, Deadline, Patience, ipc::Tables, ptrace, task::keep_off},
     track::Tracker,
 };
 
@@ -116,9 +118,12 @@ fn go_back(
         let (say, orders) = mpsc::channel();
         let (tell_tables, tables) = mpsc::channel();
         let (tell_looked, looked) = mpsc::channel();
+        let here = sched_getcpu();
         // Begun before the tree stands, so that it is there when there is something to do.
         let files_side = move || {
             let _ = tell_tables.send(Tables::of(tree.init));
+            // The kernel often leaves it where it was begun, with nothing to do for another processor.
+            keep_off(here);
             // Whoever gives no more orders has failed.
             let Ok(()) = orders.recv() else { return Ok(()) };
             let _ = tell_looked.send(lock(files).look(&chain.top().snapshot));

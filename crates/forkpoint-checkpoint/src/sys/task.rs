@@ -195,6 +195,17 @@ pub(crate) fn set_affinity(tid: i32, bits: &[u8]) -> io::Result<()> {
     .map(drop)
 }
 
+/// Has this thread run elsewhere than on one processor, where it may. It is only about time, so nothing is said if it fails.
+pub(crate) fn keep_off(processor: usize) {
+    let Ok(mut bits) = affinity(0) else { return };
+    if let Some(byte) = bits.get_mut(processor / 8) {
+        *byte &= !(1 << (processor % 8));
+    }
+    if bits.iter().any(|byte| *byte != 0) {
+        let _ = set_affinity(0, &bits);
+    }
+}
+
 /// Processors that a task may run on, a bit for each.
 pub(crate) fn affinity(tid: i32) -> io::Result<Vec<u8>> {
     let mut bits = vec![0u8; 1024];
