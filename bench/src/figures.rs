@@ -16,9 +16,13 @@ impl Samples {
         self.0.push(time.as_secs_f64() * 1e3);
     }
 
+    /// Between the two in the middle, where there are two: else times and what is computed from them would not have the
+    /// same one.
     #[must_use]
     pub fn median(&self) -> f64 {
-        self.part(0.5)
+        let sorted = self.sorted();
+        let at = |at: usize| sorted.get(at).copied().unwrap_or(f64::NAN);
+        f64::midpoint(at(sorted.len().saturating_sub(1) / 2), at(sorted.len() / 2))
     }
 
     #[must_use]
@@ -31,9 +35,14 @@ impl Samples {
         self.part(0.0)
     }
 
-    fn part(&self, part: f64) -> f64 {
+    fn sorted(&self) -> Vec<f64> {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
+        sorted
+    }
+
+    fn part(&self, part: f64) -> f64 {
+        let sorted = self.sorted();
         let last = sorted.len().saturating_sub(1) as f64;
         sorted.get((last * part).round() as usize).copied().unwrap_or(f64::NAN)
     }

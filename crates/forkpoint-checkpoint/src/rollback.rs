@@ -133,8 +133,15 @@ fn go_back(
         };
         let other = thread::Builder::new().spawn_scoped(scope, files_side);
         let other = other.system("begin a thread")?;
-        let beside = Beside { say, tables, looked, note: &|| lock(files).begin(), other };
-        lead(tracker, tree, chain, spec, beside)
+        let note = || lock(files).begin();
+        let mut beside = Beside { say, tables, looked, note: &note, other: Some(other) };
+        let done = lead(tracker, tree, chain, spec, &mut beside);
+        // If it was given up, that is what is told, whatever happened to the other.
+        drop(beside.say);
+        if let Some(other) = beside.other {
+            let _ = other.join();
+        }
+        done
     })
 }
 
@@ -149,7 +156,7 @@ struct Beside<'scope, 'a> {
     tables: Receiver<io::Result<Tables>>,
     looked: Receiver<io::Result<Option<String>>>,
     note: &'a dyn Fn() -> io::Result<()>,
-    other: ScopedJoinHandle<'scope, Result<()>>,
+    other: Option<ScopedJoinHandle<'scope, Result<()>>>,
 }
 
 fn lead(
@@ -157,7 +164,7 @@ fn lead(
     tree: &Tree,
     chain: &Chain,
     spec: &CaptureSpec,
-    beside: Beside<'_, '_>,
+    beside: &mut Beside<'_, '_>,
 ) -> Result<RolledBack> {
     let unfinished = || io::Error::other("it was not finished");
     let start = sys::now();
@@ -178,8 +185,8 @@ fn lead(
     // Each has enough to do that the other need not be waited for.
     let _ = beside.say.send(());
     let done = plan.run(tracker.as_deref(), chain, &mut frozen, deadline);
-    let files = beside.other.join();
-    let files = files.unwrap_or_else(|_| Err(unfinished()).system("put the files back"));
+    let files = beside.other.take().and_then(|other| other.join().ok());
+    let files = files.unwrap_or_else(|| Err(unfinished()).system("put the files back"));
     let result = files.and(done);
     if let Err(err) = result {
         if let Some(tracker) = tracker {

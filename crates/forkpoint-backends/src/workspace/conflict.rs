@@ -2,8 +2,8 @@
 //!
 //! Of a copied workspace, the copy tells what the host had, byte by byte. Of a live one only dates tell,
 //! and whoever can set dates can deceive them in one direction only: everything whose inode changed
-//! after the sandbox began counts as changed, also where it was just a mode, and so does what lies in
-//! a directory that was moved there (`ways.rs`).
+//! after the sandbox began counts as changed, also where it was just a mode, unless it was we who changed it
+//! (`ledger.rs`), and so does what lies in a directory that was moved there (`ways.rs`).
 
 use std::{fs::File, path::Path};
 

@@ -63,8 +63,17 @@ struct Shared {
     since: Timestamp,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     by: Option<Maker>,
-    ino: u64,
-    changed: (i64, i64),
+    /// How many names it had then.
+    names: u64,
+    #[serde(flatten)]
+    file: Version,
+}
+
+impl Shared {
+    /// Dates alone would not do: what happens in one tick of the clock has one date.
+    fn is(&self, stat: &Stat) -> bool {
+        self.file.is(stat) && self.names == stat.st_nlink
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -169,16 +178,18 @@ impl Ledger {
     pub(super) fn is_as_left(&self, path: &Path, stat: &Stat) -> bool {
         Moment::of_change(stat) < self.since.into()
             || self.wrote(path, stat)
-            || self.shared.get(&stat.st_ino).is_some_and(|shared| {
-                shared.changed == changed(stat) && self.is_ours(shared.since, shared.by)
-            })
+            || self
+                .shared
+                .get(&stat.st_ino)
+                .is_some_and(|shared| shared.is(stat) && self.is_ours(shared.since, shared.by))
     }
 
-    /// One of the names of a file was taken away, which was as `then` before and is as `now`.
+    /// One of the names of a file was taken away, which was as `then` before and is as `now`, with the same content.
     pub(super) fn note_shared(&mut self, path: &Path, then: &Stat, now: &Stat) {
         if self.is_as_left(path, then) {
-            let (since, by, ino) = (self.since, self.maker, now.st_ino);
-            self.shared.insert(ino, Shared { since, by, ino, changed: changed(now) });
+            let (since, by, names) = (self.since, self.maker, now.st_nlink);
+            let shared = Shared { since, by, names, file: Version::of(now) };
+            self.shared.insert(now.st_ino, shared);
         }
     }
 
@@ -310,7 +321,7 @@ fn read_notes(path: &Path, source: &HostPath) -> WorkspaceResult<Notes> {
     };
     let note = |(text, note): (Text, Note)| (PathBuf::from(OsString::from(text)), note);
     let notes = ours.notes.into_iter().map(note).collect();
-    Ok((notes, ours.shared.into_iter().map(|shared| (shared.ino, shared)).collect()))
+    Ok((notes, ours.shared.into_iter().map(|shared| (shared.file.ino, shared)).collect()))
 }
 
 impl From<Text> for OsString {
@@ -342,12 +353,44 @@ mod tests {
         assert!(ledger.deleted(Path::new("gone")));
         assert!(ledger.deleted(&PathBuf::from(OsString::from_vec(vec![0xff, 0x2f, 0x61]))));
         assert_eq!(ledger.earlier().count(), 4);
+        assert_eq!(ledger.shared[&9].names, 2);
         ledger.write().unwrap();
         let (written, fixture): (serde_json::Value, serde_json::Value) = (
             serde_json::from_slice(&fs::read(&ledger.path).unwrap()).unwrap(),
             serde_json::from_str(FORMAT_1).unwrap(),
         );
         assert_eq!(written, fixture);
+    }
+
+    /// Of what happens within one tick of the clock, the date tells nothing.
+    #[test]
+    fn a_file_that_lost_a_name_to_us_is_known_by_more_than_its_date() {
+        let directory = tempfile::tempdir().unwrap();
+        let (path, file) = (Path::new("other"), directory.path().join("file"));
+        fs::write(&file, "text").unwrap();
+        fs::hard_link(&file, directory.path().join("other")).unwrap();
+        let now = rustix::fs::stat(&file).unwrap();
+        let mut ledger = read(directory.path()).unwrap();
+        ledger.note_shared(path, &now, &now);
+        assert!(!ledger.is_as_left(path, &now), "somebody else had changed it before");
+        let but = |change: fn(&mut Stat)| {
+            let mut other = now;
+            change(&mut other);
+            other
+        };
+        ledger.note_shared(path, &but(|stat| (stat.st_ctime, stat.st_mtime) = (0, 0)), &now);
+        assert!(ledger.is_as_left(path, &now));
+        for other in [
+            but(|stat| stat.st_size += 1),
+            but(|stat| stat.st_mtime_nsec ^= 1),
+            but(|stat| stat.st_ctime_nsec ^= 1),
+            but(|stat| stat.st_nlink += 1),
+            but(|stat| stat.st_ino += 1),
+        ] {
+            assert!(!ledger.is_as_left(path, &other), "{other:?}");
+        }
+        ledger.write().unwrap();
+        assert!(read(directory.path()).unwrap().is_as_left(path, &now));
     }
 
     #[test]

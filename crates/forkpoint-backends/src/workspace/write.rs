@@ -327,8 +327,10 @@ impl Writer<'_> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let held = openat(directory, name, flags, Mode::empty())?;
         take()?;
-        if let Some(then) = &step.host {
-            self.ledger.note_shared(&step.path, then, &fstat(&held)?);
+        let now = fstat(&held)?;
+        // What somebody else wrote to it meanwhile is not ours.
+        if let Some(then) = step.host.as_ref().filter(|then| self.is_still(&now, then)) {
+            self.ledger.note_shared(&step.path, then, &now);
         }
         Ok(())
     }

@@ -225,10 +225,12 @@ impl Files {
         if seen.stat.st_nlink == 0 && !directory {
             return self.deleted(seen);
         }
-        let path = match self.names.get(&memory) {
-            _ if self.leads_to(seen) => seen.name.to_owned(),
-            Some(other) => other.clone(),
-            None => return Err(format!("{ELSEWHERE}; close it first").into()),
+        let path = match self.leads_to(seen) {
+            true => seen.name.to_owned(),
+            false => match self.names.get(&memory) {
+                Some(other) => other.clone(),
+                None => return Err(format!("{ELSEWHERE}; close it first").into()),
+            },
         };
         if tells_of_a_process(&path) {
             return Err(Reason::passing(NOT_YET));

@@ -25,8 +25,8 @@ const BYTES_MAX: u64 = 1 << 30;
 const ENTRIES_MAX: usize = 1 << 16;
 
 /// Names of files in memory by device and inode: one that was made under another name and linked is
-/// still known by that to whoever has it open or mapped. That is rare, so they are looked at when somebody asks: the tree
-/// stands from before the first until after the last.
+/// still known by that to whoever has it open or mapped. That is rare, so they are looked at when somebody asks, while the
+/// tree stands.
 #[derive(Clone, Debug)]
 pub(crate) struct Names(Arc<Inner>);
 

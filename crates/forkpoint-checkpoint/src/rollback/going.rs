@@ -226,8 +226,11 @@ impl<'a> Going<'a> {
     fn look_again(&self, held: &Held, names: &Names, is_tracked: bool) -> Result<MemoryPlan> {
         let (pid, area) = (self.pid(), held.area());
         let whose = Whose { pid, name: String::new() };
-        let maps = Maps::of(&self.draft.proc, names, &whose, &mut Findings::default());
+        let mut findings = Findings::default();
+        let maps = Maps::of(&self.draft.proc, names, &whose, &mut findings);
         let mut maps = maps.doing("read the mappings", pid)?;
+        // What is not understood would stay mapped. Names may be new to us here, and their files are being put back.
+        findings.verdict()?;
         maps.mappings.retain(|mapping| mapping.end <= area.0 || area.1 <= mapping.start);
         look_at_memory(held, pid, self.alive, &maps.mappings, is_tracked)
     }

@@ -191,33 +191,41 @@ impl Host {
             None => self.template_images(&spec.template)?,
             Some(data) => self.memory_images(data),
         };
-        let launcher = self.launcher((id, 0), self.isolation, spec, images)?;
-        let chain = match from.zip(data.as_ref()) {
-            None => None,
-            Some((artifact, data)) => {
-                let chain = self.store.chain(&data.layer);
-                Some(chain.map_err(|err| damaged(artifact, err.to_string()))?)
-            }
-        };
-        let start = self.starting_point(id, spec, from.zip(data))?;
         let place = self.place(id);
+        // First of all: who dies from here on has left something that is listed, and by whose name the rest is found.
         match fs::create_dir(place.directory()) {
             Err(err) if err.kind() == io::ErrorKind::AlreadyExists => {
                 return Err(DriverError::SandboxExists { driver: DRIVER, id });
             }
             result => result.map_err(io_error("create", place.directory()))?,
         }
-        let launched = self.lock(id).and_then(|lock| {
-            let start = if from.is_none() { self.pin_workspaces(start)? } else { start };
-            let chain = chain.map_or_else(|| self.chain(start.top.as_ref()), Ok)?;
-            self.launch(&lock, start, &chain, launcher)
-        });
+        let launched = self.launch_first(id, spec, from.zip(data), images);
         self.forget_pins(id);
         if launched.is_err() {
             // Best effort: what stays is destroyed by id. The answer may be all that was lost.
             let _ = self.destroy(id);
         }
         launched.map(drop)
+    }
+
+    fn launch_first(
+        &self,
+        id: SandboxId,
+        spec: &SandboxSpec,
+        from: Option<(&Artifact, ArtifactData)>,
+        images: Vec<PathBuf>,
+    ) -> DriverResult<Record> {
+        let launcher = self.launcher((id, 0), self.isolation, spec, images)?;
+        let chain = from.as_ref().map(|(artifact, data)| {
+            let chain = self.store.chain(&data.layer);
+            chain.map_err(|err| damaged(artifact, err.to_string()))
+        });
+        let (chain, is_new) = (chain.transpose()?, from.is_none());
+        let start = self.starting_point(id, spec, from)?;
+        let lock = self.lock(id)?;
+        let start = if is_new { self.pin_workspaces(start)? } else { start };
+        let chain = chain.map_or_else(|| self.chain(start.top.as_ref()), Ok)?;
+        self.launch(&lock, start, &chain, launcher)
     }
 
     /// The record of a sandbox that does not run yet.

@@ -18,7 +18,10 @@ fn describe(scene: &Scene, number: u128, field: &str, value: Value) {
     let path = scene.store_path().join("layers").join(name(number).as_str()).join("layer.json");
     let mut record: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     record[field] = value;
-    fs::write(path, record.to_string()).unwrap();
+    // It is only ever replaced: by that, a change is seen also within one tick of the clock.
+    let new = path.with_extension("new");
+    fs::write(&new, record.to_string()).unwrap();
+    fs::rename(new, path).unwrap();
 }
 
 #[test]
