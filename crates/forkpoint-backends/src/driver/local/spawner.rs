@@ -250,9 +250,18 @@ fn stand_by(
                 let born = || Blank::born(&birth, kind, shared, fds.first()).map(Some);
                 begun = ManuallyDrop::new(ManuallyDrop::into_inner(begun).and_then(|_| born()));
             }
-            Ok(Some((work, more))) => {
+            Ok(Some((Work::Launch(spec), more))) => {
                 let begun = begun.as_ref().map(Option::as_ref).map_err(Failure::clone);
-                return do_work(work, begun, shared, [driver].into_iter().chain(more).collect());
+                let work = |fds| Ok((launch_begun(&spec, begun?, shared, fds)?, ()));
+                answer([driver].into_iter().chain(more).collect(), work);
+                return;
+            }
+            Ok(Some((Work::Switch(spec), more))) => {
+                let begun = begun.as_ref().map(drop).map_err(Failure::clone);
+                let work = |fds| begun.and_then(|()| switch::switch(&spec, shared, fds));
+                let old = answer([driver].into_iter().chain(more).collect(), work);
+                let_go_later(old.into_iter().collect());
+                return;
             }
             Ok(None) | Err(_) => {
                 if let Ok(Some(blank)) = &*begun {
@@ -266,27 +275,6 @@ fn stand_by(
 
 fn is_told(driver: &OwnedFd) -> bool {
     poll(&mut [PollFd::new(driver, PollFlags::IN)], Some(&EXPECTED)).is_ok_and(|heard| heard > 0)
-}
-
-fn do_work(
-    work: Work,
-    begun: Result<Option<&Blank<'_>>, Failure>,
-    shared: &Shared,
-    fds: Vec<OwnedFd>,
-) {
-    match work {
-        Work::Birth(_) => {}
-        Work::Launch(spec) => {
-            answer(fds, |fds| Ok((launch_begun(&spec, begun?, shared, fds)?, ())));
-        }
-        Work::Switch(spec) => {
-            let old = answer(fds, |fds| {
-                begun?;
-                switch::switch(&spec, shared, fds)
-            });
-            let_go_later(old.into_iter().collect());
-        }
-    }
 }
 
 fn launch_begun(

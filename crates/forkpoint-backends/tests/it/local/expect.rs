@@ -124,6 +124,7 @@ fn what_cannot_be_made_leaves_nothing() {
             let processes = children(spawner).into_iter().map(|pid| pid.to_string());
             processes.chain(cgroups_of(id)).collect()
         });
+        assert!(!scene.place(id).exists() && !scene.driver.list().await.unwrap().contains(&id));
         fs::rename(scene.root().join("elsewhere"), &place).unwrap();
         let copy = scene.restore(&files).await;
         assert_eq!(read_text(&*copy, "/srv/text").await, "kept");
