@@ -159,6 +159,14 @@ fn check_sharing(
     findings: &mut Findings,
 ) -> Result<()> {
     for (held, draft) in frozen.processes.iter().zip(drafts) {
+        let Some((first, others)) = held.tasks.split_first() else { continue };
+        for task in others {
+            let own = sys::task::keeps_to_itself(first.tid, task.tid);
+            if let Some(what) = own.doing("compare the parts", held.pid)? {
+                let thing = format!("a thread with {what} of its own");
+                findings.refuse(&draft.whose, thing, "threads share what they have");
+            }
+        }
         if draft.parent_outside == tree.init {
             continue;
         }

@@ -81,6 +81,16 @@ pub(crate) fn shares(one: i32, other: i32) -> io::Result<Option<&'static str>> {
     Ok(None)
 }
 
+/// What two threads of a process do not share, of that which they need not.
+pub(crate) fn keeps_to_itself(leader: i32, thread: i32) -> io::Result<Option<&'static str>> {
+    for (kind, what) in [(2, "descriptors"), (3, "a working directory")] {
+        if !kcmp(leader, thread, kind, 0, 0)? {
+            return Ok(Some(what));
+        }
+    }
+    Ok(None)
+}
+
 /// Whether a descriptor is what a poll watches under the number `watched`; of several, the one with this
 /// index.
 pub(crate) fn is_polled(

@@ -308,3 +308,18 @@ fn an_image_of_another_machine_is_refused() {
         );
     }
 }
+
+#[test]
+fn a_thread_with_descriptors_or_a_directory_of_its_own_is_refused() {
+    for (flag, what) in [(0x400, "descriptors"), (0x200, "a working directory")] {
+        let thing = format!(
+            "alone = threading.Event()\n\
+             def apart(): libc.unshare({flag:#x}); alone.set(); time.sleep(1000)\n\
+             threading.Thread(target=apart, daemon=True).start()\n\
+             alone.wait()"
+        );
+        let found = refused(&thing);
+        assert_eq!(found.thing, format!("a thread with {what} of its own"));
+        assert_eq!(found.reason, "threads share what they have");
+    }
+}
