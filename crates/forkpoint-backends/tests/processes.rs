@@ -21,6 +21,8 @@ mod left;
 mod local;
 #[path = "processes/parent.rs"]
 mod parent;
+#[path = "processes/rotate.rs"]
+mod rotate;
 #[path = "processes/warm.rs"]
 mod warm;
 #[path = "processes/without_root.rs"]
@@ -47,6 +49,10 @@ fn main() -> ExitCode {
     }
     if let Ok(directory) = env::var(local::DIRECTORY) {
         local::work_for_ever(directory.as_ref());
+        return ExitCode::SUCCESS;
+    }
+    if let Ok(directory) = env::var(rotate::DIRECTORY) {
+        rotate::take_one(directory.as_ref());
         return ExitCode::SUCCESS;
     }
     if let Ok(directory) = env::var(warm::DIRECTORY) {
@@ -77,6 +83,10 @@ fn main() -> ExitCode {
         warm::kill_in_every_way();
         Ok(())
     });
-    let trials = vec![catalog, layers, local, rootless, failing, warm];
+    let rotate = Trial::test("a_driver_that_dies_while_it_changes_a_root_loses_nothing", || {
+        rotate::die_at_every_step();
+        Ok(())
+    });
+    let trials = vec![catalog, layers, local, rootless, failing, warm, rotate];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

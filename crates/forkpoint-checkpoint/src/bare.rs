@@ -30,6 +30,8 @@ use serde::{Deserialize, Serialize};
 
 mod mortal;
 
+pub use self::mortal::die_after;
+
 use self::mortal::Work;
 use crate::{
     error::with_causes,
@@ -162,7 +164,7 @@ pub fn run_if_asked() {
 fn launch(spec: &BareSpec) -> io::Result<()> {
     set_parent_process_death_signal(Some(Signal::KILL))?;
     if let Some(steps) = spec.dies_after {
-        mortal::die_after(steps);
+        die_after(steps);
     }
     let start = sys::now();
     let mut chain = match spec.images.as_slice() {

@@ -14,7 +14,9 @@ use crate::{
     error::{Doing as _, Error, Refusals, Result},
     freeze::{Frozen, Held, Tree},
     image::{self, ImageId, Life, Process, Snapshot},
-    mounts, segments,
+    mounts,
+    relocate::{Moment, Still},
+    segments,
     track::{LiesOver, Tracker},
 };
 
@@ -63,12 +65,16 @@ pub struct CaptureSpec {
     pub connections: Connections,
     /// Where the sandbox has file systems in memory of its own, whose files are kept.
     pub mounts: &'static [&'static str],
+    /// Whether the tree was given other mounts since it began ([`Still::relocate`]): what is mapped may be of older ones, where
+    /// a name may lead to another file than it does now.
+    pub relocated: bool,
 }
 
 impl Default for CaptureSpec {
     fn default() -> Self {
         let connections = Connections::default();
-        Self { patience: Duration::from_secs(3), connections, mounts: &["/dev/shm"] }
+        let (patience, mounts) = (Duration::from_secs(3), &["/dev/shm"][..]);
+        Self { patience, connections, mounts, relocated: false }
     }
 }
 
@@ -112,12 +118,8 @@ pub fn examine(tree: &Tree, spec: &CaptureSpec) -> Result<Refusals> {
     }
 }
 
-/// Captures everything. `moment` is called while all of it stands.
-pub fn capture(
-    tree: &Tree,
-    spec: &CaptureSpec,
-    moment: impl FnOnce() -> io::Result<()>,
-) -> Result<Captured> {
+/// Captures everything. `moment` comes while all of it stands.
+pub fn capture(tree: &Tree, spec: &CaptureSpec, moment: impl Moment) -> Result<Captured> {
     run(tree, spec, None, moment)
 }
 
@@ -127,7 +129,7 @@ impl Tracker {
         &mut self,
         tree: &Tree,
         spec: &CaptureSpec,
-        moment: impl FnOnce() -> io::Result<()>,
+        moment: impl Moment,
     ) -> Result<Captured> {
         let result = run(tree, spec, Some(self), moment);
         if result.is_err() {
@@ -142,13 +144,14 @@ fn run(
     tree: &Tree,
     spec: &CaptureSpec,
     mut tracker: Option<&mut Tracker>,
-    moment: impl FnOnce() -> io::Result<()>,
+    moment: impl Moment,
 ) -> Result<Captured> {
     let mut moment = Some(moment);
     let (captured, pause) = tries::until_done(tree, spec, |frozen, advice, tables| {
         let whole = look_at_whole(tree, frozen, spec, (advice, tables), tracker.as_deref_mut())?;
         let captured = read(tree, frozen, whole, tracker.as_deref_mut())?;
-        let done = moment.take().map_or(Ok(()), |moment| moment());
+        let mut still = Still { tree, frozen, snapshot: &captured.snapshot };
+        let done = moment.take().map_or(Ok(()), |moment| moment.come(&mut still));
         done.system("do what was to be done meanwhile")?;
         Ok(captured)
     })?;

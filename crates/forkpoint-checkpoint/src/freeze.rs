@@ -145,7 +145,7 @@ pub(crate) struct Held {
 pub(crate) struct Frozen {
     pub(crate) processes: Vec<Held>,
     /// They stand too, so that nobody is born or served meanwhile, and are no part of the tree.
-    bystanders: Vec<Held>,
+    pub(crate) bystanders: Vec<Held>,
     /// Dead, and not yet asked for by their parents: number and number of the parent.
     pub(crate) dead: Vec<(i32, i32)>,
 }
@@ -427,7 +427,15 @@ impl Frozen {
 
     /// From now on, our death is the death of all of them, and of process 1.
     pub(crate) fn bind(&self) -> Result<()> {
-        let options = ptrace::SUSPEND_SECCOMP | ptrace::EXIT_KILL;
+        self.set_options(ptrace::SUSPEND_SECCOMP | ptrace::EXIT_KILL)
+    }
+
+    /// From now on, they outlive us again.
+    pub(crate) fn unbind(&self) -> Result<()> {
+        self.set_options(ptrace::SUSPEND_SECCOMP)
+    }
+
+    fn set_options(&self, options: u64) -> Result<()> {
         for held in self.processes.iter().chain(&self.bystanders) {
             for task in &held.tasks {
                 let set = |options| ptrace::set_options(task.tid, options);

@@ -9,6 +9,7 @@
 //! | read it back, checked | [`Chain::open`] |
 //! | bring it back in a new sandbox | [`restore::Steps`], and a [`restore::Plan`] for each |
 //! | let large processes run before all their memory is there | [`pager`] |
+//! | have a captured tree use other mounts from its moment on | [`Still::relocate`] |
 //! | go back to it in place | [`Tracker::rollback`], or [`rollback()`] for a small tree |
 //!
 //! It needs the rights to trace the tree: root's, or those over the tree's user namespace.
@@ -24,6 +25,7 @@ pub mod image;
 mod mounts;
 pub mod pager;
 mod ranges;
+mod relocate;
 pub mod restore;
 mod rollback;
 mod script;
@@ -37,6 +39,7 @@ pub use self::{
     error::{Error, Refusal, Refusals, Result},
     freeze::Tree,
     image::{Chain, ImageError, ImageId},
+    relocate::{Exchange, Moment, Still, Switch},
     rollback::{Files, RolledBack, rollback},
     track::{Handle, Tracker},
 };

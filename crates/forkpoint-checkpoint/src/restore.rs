@@ -43,12 +43,17 @@ mod tcp;
 mod tree;
 mod watches;
 
-pub(crate) use self::assemble::{advise, anonymous_flags, record_locks};
 use self::{
     assemble::{Assembled, Whole},
     board::Board,
     lazy::Laziness,
     numbers::Numbers,
+};
+pub(crate) use self::{
+    assemble::{advise, anonymous_flags, record_locks},
+    files::look_up,
+    opener::open_again,
+    watches::watch_again,
 };
 
 /// How often it is looked whether process 1 lives, while nothing is heard.

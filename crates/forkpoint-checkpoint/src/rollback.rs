@@ -209,7 +209,7 @@ fn fill_mounts(init: i32, mounts: &[KeptMount], chain: &Chain) -> Result<()> {
 }
 
 /// Who is traced and dead stays until its tracer has asked for it, and process 1 waits for that.
-fn end_all(frozen: &mut Frozen) {
+pub(crate) fn end_all(frozen: &mut Frozen) {
     let deadline = Deadline::after(Duration::from_secs(5));
     for held in &mut frozen.processes {
         let _ = sys::task::kill(held.pid, libc::SIGKILL);

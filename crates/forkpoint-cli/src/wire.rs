@@ -67,7 +67,9 @@ pub(crate) async fn open(
     let catalog = thread::spawn(|| SqliteCatalog::open_here(file));
     let warm = if need == Need::Launches { config.settings.warm } else { 0 };
     let share_memory = config.settings.share_memory;
-    let driver = LocalDriver::open(LocalConfig { warm, share_memory, ..local(data) })?;
+    let local = LocalConfig { warm, share_memory, ..local(data) };
+    let live_rotation = config.settings.live_rotation.unwrap_or(local.live_rotation);
+    let driver = LocalDriver::open(LocalConfig { live_rotation, ..local })?;
     if need != Need::Records {
         // It starts while the catalog is opened.
         driver.warm_up();

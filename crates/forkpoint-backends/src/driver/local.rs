@@ -46,6 +46,7 @@ mod prepare;
 mod process;
 mod record;
 mod root;
+mod rotate;
 pub(in crate::driver) mod sandbox;
 mod seal;
 mod seccomp;
@@ -86,11 +87,21 @@ pub struct LocalConfig {
     /// Whether copies of a full snapshot share the memory that they do not write to, with what that means for programs
     /// that give memory back: see [`forkpoint_checkpoint::Chain::share_memory`].
     pub share_memory: bool,
+    /// Whether a full snapshot of a sandbox that has written much may exchange the root under its programs instead of copying
+    /// what they wrote. They go on, with the same files under another device number.
+    pub live_rotation: bool,
 }
 
 impl LocalConfig {
     pub fn new(root: impl Into<PathBuf>) -> Self {
-        Self { root: root.into(), helper: None, map_users: true, warm: 0, share_memory: false }
+        Self {
+            root: root.into(),
+            helper: None,
+            map_users: true,
+            warm: 0,
+            share_memory: false,
+            live_rotation: true,
+        }
     }
 }
 

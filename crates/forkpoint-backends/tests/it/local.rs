@@ -32,6 +32,7 @@ mod owners;
 mod postgres;
 mod programs;
 mod rights;
+mod rotations;
 mod scene;
 mod seals;
 mod templates;
@@ -54,6 +55,7 @@ struct Machine {
     /// How many sandboxes are kept ready.
     warm: usize,
     share_memory: bool,
+    live_rotation: bool,
 }
 
 /// Its own, or one that another looks at as well and removes.
@@ -78,6 +80,7 @@ impl Machine {
             map_users,
             warm: 0,
             share_memory: false,
+            live_rotation: true,
         }
     }
 
@@ -87,13 +90,15 @@ impl Machine {
             map_users: true,
             warm: 0,
             share_memory: false,
+            live_rotation: true,
         }
     }
 
     fn local(&self) -> LocalDriver {
         let (helper, root) = (Some(helper()), self.directory.path().join("local"));
-        let Self { map_users, warm, share_memory, .. } = *self;
-        LocalDriver::open(LocalConfig { root, helper, map_users, warm, share_memory }).unwrap()
+        let Self { map_users, warm, share_memory, live_rotation, .. } = *self;
+        let config = LocalConfig { root, helper, map_users, warm, share_memory, live_rotation };
+        LocalDriver::open(config).unwrap()
     }
 }
 

@@ -17,7 +17,9 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use forkpoint_backends::driver::local::{LocalConfig, LocalDriver};
 use forkpoint_core::{
-    driver::{Artifact, Command as Argv, Driver, Sandbox, SandboxState, SnapshotKind, WriteMode},
+    driver::{
+        Artifact, Command as Argv, Driver, Process, Sandbox, SandboxState, SnapshotKind, WriteMode,
+    },
     id::{SandboxId, SnapshotId},
     path::SandboxPath,
     spec::SandboxSpec,
@@ -117,7 +119,9 @@ async fn step(driver: &LocalDriver, task: &Task, number: u64) {
     let id = task.sandbox;
     let sandbox = driver.attach(id).await.unwrap();
     let back = &task.snapshots[(number >> 8) as usize % task.snapshots.len()];
-    match number % 10 {
+    // There are no full snapshots without root.
+    let kinds = if rustix::process::geteuid().is_root() { 13 } else { 10 };
+    match number % kinds {
         0 | 1 => write_anew(&*sandbox).await,
         2 | 3 => seal(&*sandbox).await,
         4 => {
@@ -136,6 +140,19 @@ async fn step(driver: &LocalDriver, task: &Task, number: u64) {
             }
             busy.control.signal(9).await.unwrap();
             busy.control.wait().await.unwrap();
+        }
+        10.. => {
+            // Programs that have written much, and have something open: they are given another root.
+            let busy = sandbox.exec(&Argv::new(["sh", "-c", WRITES])).await.unwrap();
+            let Process { mut stdout, control, .. } = busy;
+            stdout.next().await;
+            for _ in 0..2 {
+                write_anew(&*sandbox).await;
+                tokio::time::sleep(OLD).await;
+                seal_as(&*sandbox, SnapshotKind::Full).await;
+            }
+            control.signal(9).await.unwrap();
+            control.wait().await.unwrap();
         }
         5 => {
             report(&Report::Switch);
@@ -174,11 +191,18 @@ async fn write_anew(sandbox: &dyn Sandbox) {
     report(&Report::Done(None));
 }
 
+const WRITES: &str = "cd /srv; exec 9>>log; head -c 9000000 /dev/zero > much; echo on; \
+                      exec > /dev/null; while :; do echo x >&9; : > new; sleep 0.002; done";
+
 async fn seal(sandbox: &dyn Sandbox) {
+    seal_as(sandbox, SnapshotKind::Files).await;
+}
+
+async fn seal_as(sandbox: &dyn Sandbox, kind: SnapshotKind) {
     let snapshot = SnapshotId::from_u128(random());
     report(&Report::Seal(snapshot));
-    let mut paused = sandbox.pause(SnapshotKind::Files).await.unwrap();
-    let artifact = paused.seal(snapshot, SnapshotKind::Files).await.unwrap();
+    let mut paused = sandbox.pause(kind).await.unwrap();
+    let artifact = paused.seal(snapshot, kind).await.unwrap();
     paused.resume().await.unwrap();
     report(&Report::Done(Some(Box::new(artifact))));
 }

@@ -46,8 +46,9 @@ pub(super) fn run(work: Work, mut args: impl Iterator<Item = String>) -> ! {
     std::process::exit(i32::from(result.is_err()));
 }
 
+/// From now on, this process is killed when it has made so many steps that others see; where debug assertions are on.
 #[cfg_attr(not(debug_assertions), expect(unused_variables, reason = "steps are not counted"))]
-pub(super) fn die_after(steps: u64) {
+pub fn die_after(steps: u64) {
     #[cfg(debug_assertions)]
     crate::sys::STEPS_LEFT.store(steps, std::sync::atomic::Ordering::Relaxed);
 }

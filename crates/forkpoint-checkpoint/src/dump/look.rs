@@ -92,7 +92,7 @@ pub(super) fn drafts(
     depth: Depth,
     findings: &mut Findings,
 ) -> Result<(Vec<Draft>, Names)> {
-    let common = Common::of(tree.init, spec.mounts, depth);
+    let common = Common::of(tree.init, spec, depth);
     let common = common.doing("read the namespaces", tree.init)?;
     let mut drafts = Vec::with_capacity(frozen.processes.len());
     for held in &mut frozen.processes {

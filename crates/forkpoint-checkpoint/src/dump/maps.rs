@@ -27,7 +27,8 @@ struct Line<'a> {
     access: u32,
     shared: bool,
     offset: u64,
-    inode: u64,
+    /// Device and inode, as they are told.
+    file: (&'a str, u64),
     name: &'a str,
 }
 
@@ -39,14 +40,14 @@ fn parse(line: &str) -> Option<Line<'_>> {
     let bit =
         |at: usize, letter: u8, bit: u32| if access.get(at) == Some(&letter) { bit } else { 0 };
     let offset = hex(words.next()?)?;
-    let inode = words.nth(1)?.parse().ok()?;
+    let file = (words.next()?, words.next()?.parse().ok()?);
     Some(Line {
         start: hex(start)?,
         end: hex(end)?,
         access: bit(0, b'r', 1) | bit(1, b'w', 2) | bit(2, b'x', 4),
         shared: access.get(3) == Some(&b's'),
         offset,
-        inode,
+        file,
         name: words.next().unwrap_or_default().trim_start(),
     })
 }
@@ -55,7 +56,7 @@ fn parse(line: &str) -> Option<Line<'_>> {
 struct Known<'a> {
     names: &'a Names,
     /// How long mapped files are.
-    sizes: HashMap<String, u64>,
+    sizes: HashMap<(String, u64, String), u64>,
 }
 
 impl Maps {
@@ -120,26 +121,27 @@ impl Maps {
 }
 
 fn kind(proc: &Proc, line: &Line<'_>, known: &mut Known<'_>) -> Result<MappingKind, String> {
-    let name = line.name;
+    let (name, (device, inode)) = (line.name, line.file);
     let is_anonymous = name.is_empty()
         || name == "[heap]"
         || name.starts_with("[stack")
         || name.starts_with("[anon:");
-    if !line.shared && (line.inode == 0 && is_anonymous || name == "/dev/zero") {
+    if !line.shared && (inode == 0 && is_anonymous || name == "/dev/zero") {
         return Ok(MappingKind::Anonymous { grows_down: name == "[stack]" });
     }
     if line.shared && name.starts_with("/SYSV") && line.offset == 0 {
-        return Ok(MappingKind::Segment { id: line.inode as i32 });
+        return Ok(MappingKind::Segment { id: inode as i32 });
     }
     let is_memory = name.starts_with("[anon_shmem:") && line.shared;
-    if line.inode == 0 || !name.starts_with('/') && !is_memory || is_special(name) {
+    if inode == 0 || !name.starts_with('/') && !is_memory || is_special(name) {
         return Err(coverage::mapping(name).to_owned());
     }
     let mut path = name.to_owned();
-    let len_bytes = match known.sizes.get(name) {
+    let file = (device.to_owned(), inode, name.to_owned());
+    let len_bytes = match known.sizes.get(&file) {
         Some(size) => *size,
         None => match mapped(proc, line, known.names)? {
-            Mapped::File(size) => *known.sizes.entry(path.clone()).or_insert(size),
+            Mapped::File(size) => *known.sizes.entry(file).or_insert(size),
             Mapped::Renamed(name, size) => {
                 path = name;
                 size
@@ -186,7 +188,11 @@ fn mapped(proc: &Proc, line: &Line<'_>, names: &Names) -> Result<Mapped, String>
         }
         return Err("its file was renamed or replaced; restart the program".to_owned());
     }
-    Ok(Mapped::File(len_bytes))
+    match names.leads_to(line.name, &file) {
+        true => Ok(Mapped::File(len_bytes)),
+        // It is there, and nobody finds it any more.
+        false => Ok(Mapped::Memory(id)),
+    }
 }
 
 #[cfg(test)]
@@ -197,7 +203,7 @@ mod tests {
     fn lines_are_parsed() {
         let line = parse("7f00-7f01 r-xs 00001000 fe:00 12 /a b (c)").unwrap();
         assert_eq!((line.start, line.end, line.access, line.shared), (0x7f00, 0x7f01, 5, true));
-        assert_eq!((line.offset, line.inode, line.name), (0x1000, 12, "/a b (c)"));
+        assert_eq!((line.offset, line.file, line.name), (0x1000, ("fe:00", 12), "/a b (c)"));
         let line = parse("1000-2000 ---p 00000000 00:00 0 ").unwrap();
         assert_eq!((line.access, line.shared, line.name), (0, false, ""));
         assert!(parse("nothing").is_none());
@@ -209,7 +215,7 @@ mod tests {
         let whose = Whose { pid, name: "test".to_owned() };
         let maps = Maps::of(
             &Proc::of(pid).unwrap(),
-            &Names::of(pid, &[]),
+            &Names::of(pid, &[], false),
             &whose,
             &mut Findings::default(),
         )

@@ -3,6 +3,7 @@
 use std::io::{self, Read as _};
 
 use super::{
+    CaptureSpec,
     maps::Maps,
     proc::{Ids, Stat, Status},
     thread::{infos, look_at_thread},
@@ -48,13 +49,13 @@ const NAMESPACES: [&str; 8] = [
 ];
 
 impl Common {
-    pub(super) fn of(init: i32, mounts: &'static [&'static str], depth: Depth) -> io::Result<Self> {
+    pub(super) fn of(init: i32, spec: &CaptureSpec, depth: Depth) -> io::Result<Self> {
         Ok(Self {
             depth,
             uids: Ids::of(init, "uid_map")?,
             gids: Ids::of(init, "gid_map")?,
             namespaces: namespaces(&Proc::of(init)?)?,
-            names: Names::of(init, mounts),
+            names: Names::of(init, spec.mounts, spec.relocated),
         })
     }
 

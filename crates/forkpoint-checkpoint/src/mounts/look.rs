@@ -9,7 +9,10 @@ use std::{
 };
 
 use rustix::{
-    fs::{FileType, Mode, OFlags, Stat, getxattr, listxattr, open, readlinkat},
+    fs::{
+        FileType, Mode, OFlags, ResolveFlags, Stat, fstat, getxattr, listxattr, open, openat2,
+        readlinkat,
+    },
     io::Errno,
 };
 
@@ -34,16 +37,34 @@ pub(crate) struct Names(Arc<Inner>);
 struct Inner {
     init: i32,
     paths: &'static [&'static str],
+    /// Names of files that are mapped may be of mounts that were there before.
+    relocated: bool,
     all: OnceLock<HashMap<MemoryId, String>>,
 }
 
 impl Names {
-    pub(crate) fn of(init: i32, paths: &'static [&'static str]) -> Self {
-        Self(Arc::new(Inner { init, paths, all: OnceLock::new() }))
+    pub(crate) fn of(init: i32, paths: &'static [&'static str], relocated: bool) -> Self {
+        Self(Arc::new(Inner { init, paths, relocated, all: OnceLock::new() }))
+    }
+
+    /// Whether a file is still found under its name, which the kernel has told.
+    pub(crate) fn leads_to(&self, path: &str, file: &Stat) -> bool {
+        let Inner { init, relocated, .. } = &*self.0;
+        if !*relocated {
+            return true;
+        }
+        let confined = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+        let flags = OFlags::PATH | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let name = path.trim_start_matches('/');
+        let found = root(*init)
+            .and_then(|root| Ok(fstat(openat2(root, name, flags, Mode::empty(), confined)?)?));
+        // The device is another one, and what was written to in place has another date.
+        let what = |stat: &Stat| (stat.st_ino, stat.st_size, stat.st_mtime, stat.st_mtime_nsec);
+        found.is_ok_and(|found| what(&found) == what(file))
     }
 
     pub(crate) fn get(&self, id: &MemoryId) -> Option<&String> {
-        let Inner { init, paths, all } = &*self.0;
+        let Inner { init, paths, all, .. } = &*self.0;
         // What cannot be looked at has no name, and whoever has it is refused.
         all.get_or_init(|| names(*init, paths).unwrap_or_default()).get(id)
     }

@@ -6,7 +6,7 @@
 use std::{
     collections::HashMap,
     io,
-    os::fd::{AsRawFd as _, IntoRawFd as _, OwnedFd, RawFd},
+    os::fd::{AsFd, AsRawFd as _, IntoRawFd as _, OwnedFd, RawFd},
 };
 
 use rustix::{
@@ -216,6 +216,15 @@ pub(super) fn inside(path: &str, flags: OFlags) -> io::Result<OwnedFd> {
     let confined = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
     let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let root = rustix::fs::open("/", directory, Mode::empty())?;
+    look_up(root, path, flags, confined)
+}
+
+pub(crate) fn look_up(
+    root: impl AsFd,
+    path: &str,
+    flags: OFlags,
+    confined: ResolveFlags,
+) -> io::Result<OwnedFd> {
     // With `O_PATH` no other flag is allowed.
     let flags = match flags.contains(OFlags::PATH) {
         true => flags & (OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW),

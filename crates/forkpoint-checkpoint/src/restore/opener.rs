@@ -63,29 +63,14 @@ impl<'a> Opener<'a> {
     /// The file with this index. What is opened is put at its number before the next.
     pub(super) fn open(&mut self, index: usize, file: &OpenFile) -> io::Result<OwnedFd> {
         let fd = self.open_kind(index, file)?;
-        for lock in &file.locks {
-            match lock {
-                FileLock::Whole(lock) => lock_whole(&fd, *lock)?,
-                FileLock::Part(RangeLock { lock, start, end }) => {
-                    let record = socket::record(*lock == Lock::Exclusive, *start, *end);
-                    socket::lock_part(fd.as_raw_fd(), &record)?;
-                }
-            }
-        }
+        lock(&fd, file)?;
         Ok(fd)
     }
 
     fn open_kind(&mut self, index: usize, file: &OpenFile) -> io::Result<OwnedFd> {
         let flags = OFlags::from_bits_retain(file.flags as u32);
         match &file.kind {
-            FileKind::Path { path, position, directory, lock } => {
-                let fd = open_path(path, flags, *directory)?;
-                if *position != 0 && !flags.contains(OFlags::PATH) {
-                    rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(*position))?;
-                }
-                lock.map_or(Ok(()), |lock| lock_whole(&fd, lock))?;
-                Ok(fd)
-            }
+            FileKind::Path { path, .. } => open_named(file, |flags| inside(path, flags)),
             FileKind::Deleted { content, position, mode, inode } => {
                 let fd = self.deleted(index, content, *mode, *inode, flags)?;
                 rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(*position))?;
@@ -98,7 +83,7 @@ impl<'a> Opener<'a> {
                 Ok(fd)
             }
             FileKind::Client { .. } if flags.contains(OFlags::WRONLY) => {
-                open_path("/dev/null", flags, false)
+                open_path("/dev/null", flags, false, |flags| inside("/dev/null", flags))
             }
             FileKind::Pipe { pipe, capacity, content }
             | FileKind::Client { pipe, capacity, content } => {
@@ -294,15 +279,60 @@ fn reopen(number: RawFd, flags: OFlags) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty())?)
 }
 
+/// A file with a name, looked up in its own way, with its place and its locks.
+pub(crate) fn open_again(
+    file: &OpenFile,
+    look_up: impl Fn(OFlags) -> io::Result<OwnedFd>,
+) -> io::Result<OwnedFd> {
+    let fd = open_named(file, look_up)?;
+    lock(&fd, file)?;
+    Ok(fd)
+}
+
+fn open_named(
+    file: &OpenFile,
+    look_up: impl Fn(OFlags) -> io::Result<OwnedFd>,
+) -> io::Result<OwnedFd> {
+    let FileKind::Path { path, position, directory, lock } = &file.kind else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let flags = OFlags::from_bits_retain(file.flags as u32);
+    let fd = open_path(path, flags, *directory, look_up)?;
+    if *position != 0 && !flags.contains(OFlags::PATH) {
+        rustix::fs::seek(&fd, rustix::fs::SeekFrom::Start(*position))?;
+    }
+    lock.map_or(Ok(()), |lock| lock_whole(&fd, lock))?;
+    Ok(fd)
+}
+
+/// Locks of it besides that of a file with a name as a whole.
+fn lock(fd: &OwnedFd, file: &OpenFile) -> io::Result<()> {
+    for lock in &file.locks {
+        match lock {
+            FileLock::Whole(lock) => lock_whole(fd, *lock)?,
+            FileLock::Part(RangeLock { lock, start, end }) => {
+                let record = socket::record(*lock == Lock::Exclusive, *start, *end);
+                socket::lock_part(fd.as_raw_fd(), &record)?;
+            }
+        }
+    }
+    Ok(())
+}
+
 fn lock_whole(fd: &OwnedFd, lock: Lock) -> io::Result<()> {
     socket::lock_file(fd.as_raw_fd(), lock == Lock::Exclusive)
 }
 
-fn open_path(path: &str, flags: OFlags, directory: bool) -> io::Result<OwnedFd> {
+fn open_path(
+    path: &str,
+    flags: OFlags,
+    directory: bool,
+    look_up: impl Fn(OFlags) -> io::Result<OwnedFd>,
+) -> io::Result<OwnedFd> {
     let flags = if directory { flags | OFlags::DIRECTORY } else { flags };
     // A fifo that took the name would be waited for.
     let plain = flags.difference(OFlags::TMPFILE) | (flags & OFlags::DIRECTORY);
-    let fd = inside(path, plain | OFlags::NONBLOCK)?;
+    let fd = look_up(plain | OFlags::NONBLOCK)?;
     let wanted = match FileType::from_raw_mode(fstat(&fd)?.st_mode) {
         FileType::Directory => directory,
         FileType::RegularFile => !directory,

@@ -9,7 +9,10 @@ use std::{
 use rustix::fs::{MemfdFlags, OFlags, inotify, memfd_create};
 
 use super::files::inside;
-use crate::{image::FileKind, sys::socket};
+use crate::{
+    image::{FileKind, OpenFile},
+    sys::socket,
+};
 
 pub(super) fn open(flags: OFlags) -> io::Result<OwnedFd> {
     let mut how = inotify::CreateFlags::CLOEXEC;
@@ -19,7 +22,31 @@ pub(super) fn open(flags: OFlags) -> io::Result<OwnedFd> {
 
 /// Numbers are given out in order; what was watched in between is made up and forgotten.
 pub(super) fn watch(fd: RawFd, kind: &FileKind) -> io::Result<()> {
-    let FileKind::Watch { watches } = kind else { return Ok(()) };
+    let look_up = |path: &str| inside(path, OFlags::PATH | OFlags::NOFOLLOW);
+    match kind {
+        FileKind::Watch { watches } => watch_all(fd, watches, look_up),
+        _ => Ok(()),
+    }
+}
+
+/// The same with names that are looked up in their own way.
+pub(crate) fn watch_again(
+    file: &OpenFile,
+    look_up: impl Fn(&str) -> io::Result<OwnedFd>,
+) -> io::Result<OwnedFd> {
+    let FileKind::Watch { watches } = &file.kind else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let fd = open(OFlags::from_bits_retain(file.flags as u32))?;
+    watch_all(fd.as_raw_fd(), watches, look_up)?;
+    Ok(fd)
+}
+
+fn watch_all(
+    fd: RawFd,
+    watches: &[(i32, String, u32)],
+    look_up: impl Fn(&str) -> io::Result<OwnedFd>,
+) -> io::Result<()> {
     let nothing = memfd_create("nothing", MemfdFlags::CLOEXEC)?;
     let mut next = 1;
     for (number, path, mask) in watches {
@@ -29,7 +56,7 @@ pub(super) fn watch(fd: RawFd, kind: &FileKind) -> io::Result<()> {
             next = given + 1;
             forget_events(fd)?;
         }
-        let watched = inside(path, OFlags::PATH | OFlags::NOFOLLOW)?;
+        let watched = look_up(path)?;
         next = socket::watch(fd, &through(&watched)?, *mask)? + 1;
         if next != number + 1 {
             return Err(io::Error::other(format!("`{path}` is watched under another number")));

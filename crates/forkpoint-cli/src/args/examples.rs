@@ -395,7 +395,8 @@ goes on unless it fails.
 [local] warm = 8 has the local driver keep so many sandboxes ready (at most 64), so that the next one
 is there sooner: in a process that stays and makes one after the other, and as root. A single command
 has no use for them, and makes none. share_memory = true has copies of a full snapshot share the memory
-that they do not write to; docs/full-state.md tells for which programs that is.
+that they do not write to; docs/full-state.md tells for which programs that is. live_rotation = false
+has full snapshots copy what running programs have written, and never give them another root instead.
 
 Examples:
   forkpoint config show

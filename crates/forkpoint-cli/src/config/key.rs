@@ -63,7 +63,7 @@ const HOOK_MAX: Duration = Duration::from_secs(3600);
 
 const NONE: fn() -> Value = || Value::Null;
 
-pub(super) static KEYS: [Key; 28] = [
+pub(super) static KEYS: [Key; 29] = [
     mighty("data_dir", NONE, |to, value, base| {
         let dir = Path::new(text(value)?);
         to.data_dir = Some(base.map_or_else(|| dir.to_owned(), |base| base.join(dir)));
@@ -143,6 +143,14 @@ pub(super) static KEYS: [Key; 28] = [
         || json!(false),
         |to, value, _| {
             to.share_memory = value.as_bool().ok_or("true or false is expected")?;
+            Ok(())
+        },
+    ),
+    mighty(
+        "local.live_rotation",
+        || json!(true),
+        |to, value, _| {
+            to.live_rotation = Some(value.as_bool().ok_or("true or false is expected")?);
             Ok(())
         },
     ),

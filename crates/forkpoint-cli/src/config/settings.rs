@@ -25,6 +25,8 @@ pub(crate) struct Settings {
     pub(crate) warm: usize,
     /// Whether copies of a full snapshot share what they do not write to.
     pub(crate) share_memory: bool,
+    /// Whether a full snapshot may exchange the root under programs that have written much, which it does unless said otherwise.
+    pub(crate) live_rotation: Option<bool>,
     /// But for `keep_last`.
     pub(crate) retention: RetentionPolicy,
     pub(crate) keep_last: Option<u64>,

@@ -86,6 +86,7 @@ fn every_section_is_read() {
         [local]
         warm = 8
         share_memory = true
+        live_rotation = false
         [retention]
         max_per_sandbox = 10
         keep_last = 3
@@ -115,6 +116,7 @@ fn every_section_is_read() {
     assert_eq!((engine.default_driver.as_str(), engine.max_forks), ("docker", 8));
     assert_eq!((engine.max_agent_state_bytes, engine.parallel_forks), (2 << 20, 2));
     assert_eq!((config.settings.warm, config.settings.share_memory), (8, true));
+    assert_eq!(config.settings.live_rotation, Some(false));
     assert!(engine.triggers.contains(forkpoint_core::trigger::Trigger::RunEnd));
     assert!(!engine.triggers.contains(forkpoint_core::trigger::Trigger::RunStart));
     let keep = KeepLast { count: 3, group: KeepGroup::Label("team".to_owned()) };
@@ -193,6 +195,7 @@ fn a_file_that_was_found_may_only_do_what_is_harmless() {
         "[snapshots]\ntriggers = []",
         "[local]\nwarm = 8",
         "[local]\nshare_memory = true",
+        "[local]\nlive_rotation = false",
         "[hooks]\nbefore_snapshot = \"true\"",
         "[hooks]\nafter_restore = \"true\"",
         "[hooks]\ntimeout = \"1h\"",

@@ -20,7 +20,7 @@ use serde::Serialize;
 
 use super::{
     launch::blank::Birth,
-    spawner::{NAME, Order, Outcome, Readiness, SHARE_MEMORY, Work},
+    spawner::{NAME, Order, Outcome, Readiness, SHARE_MEMORY, Turn, Work},
     wire::{self, Failure},
 };
 
@@ -190,6 +190,20 @@ impl Worker {
         wire::send(&self.0, &Work::Birth(birth), &cgroup).map_err(failed)
     }
 
+    /// Tells what is to be done; what comes of it is [heard](Self::hear) later.
+    pub(super) fn begin(&self, work: &Work, fds: &[BorrowedFd<'_>]) -> Result<(), Failure> {
+        wire::send(&self.0, work, fds).map_err(failed)
+    }
+
+    pub(super) fn tell(&self, turn: &Turn) -> Result<(), Failure> {
+        wire::send(&self.0, turn, &[]).map_err(failed)
+    }
+
+    /// Also that it failed; an error is one who says nothing.
+    pub(super) fn hear(&self) -> io::Result<(Outcome, Vec<OwnedFd>)> {
+        hear_all(&self.0)
+    }
+
     /// Waits for the answer.
     pub(super) fn ask(self, work: &Work, fds: &[BorrowedFd<'_>]) -> Result<Outcome, Failure> {
         ask(&self.0, work, fds)
@@ -207,11 +221,14 @@ pub(super) fn ask<T: Serialize>(
 }
 
 fn hear(socket: &OwnedFd) -> Result<Outcome, Failure> {
-    match wire::receive(socket).map_err(failed)? {
-        Some((Outcome::Failed(failure), _)) => Err(failure),
-        Some((outcome, _)) => Ok(outcome),
-        None => Err(failed(io::Error::other("it ended without an answer"))),
+    match hear_all(socket).map_err(failed)? {
+        (Outcome::Failed(failure), _) => Err(failure),
+        (outcome, _) => Ok(outcome),
     }
+}
+
+fn hear_all(socket: &OwnedFd) -> io::Result<(Outcome, Vec<OwnedFd>)> {
+    wire::receive(socket)?.ok_or_else(|| io::Error::other("it ended without an answer"))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "as `map_err` has it")]

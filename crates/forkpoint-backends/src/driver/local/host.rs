@@ -73,12 +73,13 @@ pub(super) struct Host {
     pub(super) pool: Pool,
     pub(super) expected: Expected,
     pub(super) last_gone_back_to: LastGoneBackTo,
+    pub(super) live_rotation: bool,
     isolation: Isolation,
 }
 
 impl Host {
     pub(super) fn open(config: LocalConfig) -> DriverResult<Arc<Self>> {
-        let LocalConfig { root, helper, map_users, warm, share_memory } = config;
+        let LocalConfig { root, helper, map_users, warm, share_memory, live_rotation } = config;
         let create = |path: &Path| fs::create_dir_all(path).map_err(io_error("create", path));
         create(&root)?;
         // What sandboxes write has owners and set-user-id bits, and means nothing on the host.
@@ -108,6 +109,7 @@ impl Host {
             pool,
             expected,
             last_gone_back_to,
+            live_rotation,
             isolation,
         }))
     }
@@ -269,6 +271,7 @@ impl Host {
             init: None,
             doomed: None,
             undoing: false,
+            rotated: None,
             line,
         })
     }

@@ -21,7 +21,7 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{capture::mapped_by, sys, wire};
+use super::{capture::mapped_by, launch::Ours, sys, wire};
 
 mod exec;
 mod file;
@@ -36,6 +36,8 @@ pub(super) enum Request {
     Ping,
     /// Who may not look at a process from outside asks it: for those of users and of mounts, and its root.
     Namespaces,
+    /// What lies below its root, for whoever exchanges that.
+    Floor,
     /// With three descriptors, or none for a terminal.
     Exec(ExecRequest),
     /// To the command of this connection.
@@ -139,6 +141,7 @@ struct Init {
     listener: OwnedFd,
     signals: OwnedFd,
     terminals: OwnedFd,
+    floor: OwnedFd,
     connections: HashMap<RawFd, Connection>,
     commands: HashMap<Pid, RawFd>,
     /// Who stood still before we stopped everybody.
@@ -164,13 +167,9 @@ struct Heard {
     ready: Vec<RawFd>,
 }
 
-/// Serves until it is killed. `terminals` is the directory of the sandbox's pseudo-terminals.
-pub(super) fn serve(
-    listener: OwnedFd,
-    terminals: OwnedFd,
-    signals: OwnedFd,
-    guard: Option<Guard>,
-) -> ! {
+/// Serves until it is killed.
+pub(super) fn serve(ours: Ours, signals: OwnedFd, guard: Option<Guard>) -> ! {
+    let Ours { listener, terminals, floor } = ours;
     let connections = HashMap::new();
     let commands = HashMap::new();
     let (held, waiting, kept, end) = (None, Vec::new(), Vec::new(), None);
@@ -178,6 +177,7 @@ pub(super) fn serve(
         listener,
         signals,
         terminals,
+        floor,
         connections,
         commands,
         held,
@@ -307,6 +307,7 @@ impl Init {
         let reply = match request {
             Request::Ping => pong(),
             Request::Namespaces => return self.show_namespaces(number),
+            Request::Floor => return self.show_floor(number),
             Request::Exec(request) => return self.exec(number, request, fds),
             Request::Signal { signal, group } => self.signal(number, signal, group),
             Request::Hold => self.hold(),
@@ -363,6 +364,12 @@ impl Init {
                 let failure = wire::Failure::new("open the sandbox's namespaces", &err);
                 self.reply(number, &Reply::Failed(failure));
             }
+        }
+    }
+
+    fn show_floor(&mut self, number: RawFd) {
+        if let Some(connection) = self.connections.get(&number) {
+            let _ = wire::send(&connection.socket, &Reply::Opened, &[self.floor.as_fd()]);
         }
     }
 

@@ -41,7 +41,7 @@ use super::{
     caps, init,
     mount::{OverlaySpec, clone_tree},
     record::{InitRecord, Record, StagedRecord},
-    root::{self, Furniture},
+    root::{self, Entered, Furniture},
     seccomp,
     spawner::{self, Outcome, Shared},
     sys,
@@ -304,10 +304,11 @@ fn live(
     if spec.isolation == Isolation::Rootless {
         furniture.overlays = spawner_overlays(spec, &Shared::default())?;
     }
-    let used = root::enter(furniture)?;
+    let Entered { floor, used } = root::enter(furniture)?;
     let terminals = settle_in()?;
     get_rid(used, launcher)?;
-    serve(fds.listener, terminals, launcher, plan)
+    let ours = Ours { listener: fds.listener, terminals, floor };
+    serve(ours, launcher, plan)
 }
 
 /// Cgroups of version 1.
@@ -354,33 +355,44 @@ fn get_rid(used: OwnedFd, launcher: &OwnedFd) -> Result<(), Failure> {
     wire::send(launcher, &Told::Rid, &[used.as_fd()]).doing("launch")
 }
 
+/// What init keeps of what it was launched with.
+#[derive(Debug)]
+pub(super) struct Ours {
+    pub(super) listener: OwnedFd,
+    /// The directory of the sandbox's pseudo-terminals.
+    pub(super) terminals: OwnedFd,
+    /// What lies below the sandbox's root.
+    pub(super) floor: OwnedFd,
+}
+
 /// In the sandbox's own root.
 fn serve(
-    listener: OwnedFd,
-    terminals: OwnedFd,
+    ours: Ours,
     launcher: &OwnedFd,
     plan: Option<&Plan<'_>>,
 ) -> Result<std::convert::Infallible, Failure> {
     let guard = plan.map(Plan::build_lazily).transpose().map_err(not_back)?.flatten();
     let launcher = launcher.try_clone().doing("launch")?;
-    let ([listener, terminals, launcher], guard) =
-        keep_only([listener, terminals, launcher], guard).doing("close what is the host's")?;
+    let Ours { listener, terminals, floor } = ours;
+    let ([listener, terminals, floor, launcher], guard) =
+        keep_only([listener, terminals, floor, launcher], guard)
+            .doing("close what is the host's")?;
     let signals = sys::child_signals().doing("watch children")?;
     drop_rights().doing("drop rights")?;
     wire::send(&launcher, &Told::Ready, &[]).doing("launch")?;
     wait_for_launcher(&launcher)?;
     drop(launcher);
-    init::serve(listener, terminals, signals, guard)
+    init::serve(Ours { listener, terminals, floor }, signals, guard)
 }
 
 fn keep_only(
-    ours: [OwnedFd; 3],
+    ours: [OwnedFd; 4],
     guard: Option<Guard>,
-) -> io::Result<([OwnedFd; 3], Option<Guard>)> {
+) -> io::Result<([OwnedFd; 4], Option<Guard>)> {
     let Some(guard) = guard else { return Ok((sys::keep_only(ours)?, None)) };
-    let ([a, b, c], [d, e, f]) = (ours, guard.into_descriptors());
-    let [a, b, c, d, e, f] = sys::keep_only([a, b, c, d, e, f])?;
-    Ok(([a, b, c], Some(Guard::from_descriptors([d, e, f]))))
+    let ([a, b, c, d], [e, f, g]) = (ours, guard.into_descriptors());
+    let [a, b, c, d, e, f, g] = sys::keep_only([a, b, c, d, e, f, g])?;
+    Ok(([a, b, c, d], Some(Guard::from_descriptors([e, f, g]))))
 }
 
 fn become_root(isolation: Isolation) -> io::Result<()> {

@@ -11,7 +11,7 @@ use std::{
 };
 
 use forkpoint_checkpoint::{
-    self as checkpoint, CaptureSpec, Captured, Connections, ImageId, Tree,
+    self as checkpoint, CaptureSpec, Captured, Connections, ImageId, Moment, Still, Tree,
     image::{self, Image, ImageError, Process},
 };
 use forkpoint_core::{
@@ -140,7 +140,7 @@ impl Host {
             return Ok(vec![blocks(reason.to_owned())]);
         }
         let _lock = self.lock(record.id)?;
-        match checkpoint::examine(&tree(record), &spec()).map_err(full_error) {
+        match checkpoint::examine(&tree(record), &spec(record)).map_err(full_error) {
             Ok(found) => Ok(found.0.iter().map(|refusal| blocks(refusal.to_string())).collect()),
             Err(DriverError::KindUnavailable { reason, .. }) => Ok(vec![blocks(reason)]),
             Err(err) => Err(err),
@@ -159,15 +159,19 @@ impl Host {
         if let Some(reason) = refusal(&record) {
             return Err(unavailable(reason));
         }
+        let mut next = self.begin_next_root(lock, &record);
         let mut files = None;
-        let moment = || {
-            let sealed = files.insert(self.seal_files(lock, id, snapshot));
-            // What it was is told below.
-            sealed.as_ref().map(drop).map_err(|_| io::ErrorKind::Other.into())
+        let moment = SealFiles {
+            seal: |still: &mut Still<'_>| {
+                let live = next.take().map(|next| (still, next));
+                let sealed = files.insert(self.seal_files_of(lock, id, snapshot, live));
+                // What it was is told below.
+                sealed.as_ref().map(drop).map_err(|_| io::ErrorKind::Other.into())
+            },
         };
         let mut since = self.since(&record);
         let captured =
-            since.capture(&tree(&record), &CaptureSpec { connections, ..spec() }, moment);
+            since.capture(&tree(&record), &CaptureSpec { connections, ..spec(&record) }, moment);
         let ((artifact, is_long), captured) = match (files, captured) {
             (Some(Err(err)), _) => return Err(err),
             (Some(Ok(sealed)), Ok(captured)) => (sealed, captured),
@@ -300,13 +304,29 @@ impl Host {
     }
 }
 
+/// The moment of a full snapshot.
+struct SealFiles<F> {
+    seal: F,
+}
+
+impl<F: FnOnce(&mut Still<'_>) -> io::Result<()>> Moment for SealFiles<F> {
+    fn come(self, still: &mut Still<'_>) -> io::Result<()> {
+        (self.seal)(still)
+    }
+}
+
 pub(super) fn tree(record: &Record) -> Tree {
     let init = record.init.as_ref().map_or(0, |init| init.pid);
     Tree::below(init).with_clients()
 }
 
-pub(super) fn spec() -> CaptureSpec {
-    CaptureSpec { patience: PATIENCE, mounts: root::IN_MEMORY, ..CaptureSpec::default() }
+pub(super) fn spec(record: &Record) -> CaptureSpec {
+    CaptureSpec {
+        patience: PATIENCE,
+        mounts: root::IN_MEMORY,
+        relocated: record.rotated == Some(record.launches),
+        ..CaptureSpec::default()
+    }
 }
 
 fn damaged(snapshot: SnapshotId) -> impl Fn(ImageError) -> DriverError {

@@ -70,6 +70,9 @@ pub(super) struct Record {
     /// On its way back to `snapshot`, in place.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) undoing: bool,
+    /// The launch whose programs were given another root while they ran: what they have mapped may be of an older one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) rotated: Option<u32>,
     /// Whose work it goes on with, if it has a workspace to bring it home to.
     #[serde(default, skip_serializing_if = "Line::is_empty")]
     pub(super) line: Line,

@@ -14,7 +14,7 @@ use rustix::{
         FsPickFlags, MountAttrFlags, MountPropagationFlags, MoveMountFlags, UnmountFlags,
         fsconfig_reconfigure, fsconfig_set_string, fspick, mount_change, move_mount, unmount,
     },
-    process::{fchdir, pivot_root},
+    process::{chroot, fchdir, pivot_root},
 };
 
 use super::{
@@ -73,23 +73,50 @@ pub(super) struct Furniture {
     pub(super) files: Vec<(PathBuf, String)>,
 }
 
-/// Makes this process's root what the sandbox sees. The host is out of reach afterwards. The answer is of no more use, and
-/// takes a while to let go of.
-pub(super) fn enter(furniture: &Furniture) -> Result<OwnedFd, Failure> {
+/// A process that stands in the sandbox's root.
+#[derive(Debug)]
+pub(super) struct Entered {
+    /// What lies below all roots that the sandbox will have ([`exchange`]).
+    pub(super) floor: OwnedFd,
+    /// Of no more use, and takes a while to let go of.
+    pub(super) used: OwnedFd,
+}
+
+/// Makes this process's root what the sandbox sees. The host is out of reach afterwards.
+pub(super) fn enter(furniture: &Furniture) -> Result<Entered, Failure> {
     let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
     mount_change("/", private).doing("make mounts private")?;
     let Some(((_, root), others)) = furniture.overlays.split_first() else {
         return Err(Failure::new("enter the root", &std::io::Error::other("there is none")));
     };
+    let floor = make_floor()?;
+    cover_root(&floor)?;
     cover_root(root)?;
     for (at, overlay) in others {
         attach(overlay.as_fd(), root.as_fd(), at)?;
     }
     furnish(root.as_fd(), furniture)?;
-    let covers = make_covers()?;
-    cover_files(root.as_fd(), &covers, &furniture.files);
-    leave_old_root(root)?;
-    Ok(covers)
+    let used = make_covers()?;
+    cover_files(root.as_fd(), &used, &furniture.files);
+    leave_old_root(&floor)?;
+    stand_on(root)?;
+    Ok(Entered { floor, used })
+}
+
+/// An empty root, with places to put mounts aside.
+fn make_floor() -> Result<OwnedFd, Failure> {
+    let options = [("mode", "755"), ("size", "65536")];
+    let floor = pseudo("tmpfs", &options, MountAttrFlags::MOUNT_ATTR_NOSUID)?;
+    for name in STAGED {
+        mkdirat(&floor, name, Mode::from_raw_mode(0o755)).doing("make a root")?;
+    }
+    Ok(floor)
+}
+
+/// With what lies below it left where it is: nothing leads there from here.
+fn stand_on(root: &OwnedFd) -> Result<(), Failure> {
+    let stand = fchdir(root).and_then(|()| chroot(".")).and_then(|()| fchdir(root));
+    stand.doing("enter the root")
 }
 
 /// A root with nothing in it but what every sandbox has, for one that is still to come.
@@ -108,11 +135,7 @@ impl Stage {
     pub(super) fn enter(furniture: &Furniture) -> Result<Self, Failure> {
         let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
         mount_change("/", private).doing("make mounts private")?;
-        let options = [("mode", "755"), ("size", "65536")];
-        let root = pseudo("tmpfs", &options, MountAttrFlags::MOUNT_ATTR_NOSUID)?;
-        for name in STAGED {
-            mkdirat(&root, name, Mode::from_raw_mode(0o755)).doing("make a root")?;
-        }
+        let root = make_floor()?;
         cover_root(&root)?;
         furnish(root.as_fd(), furniture)?;
         let covers = make_covers()?;
@@ -120,9 +143,8 @@ impl Stage {
         Ok(Self { root, covers, shared_memory_bytes: furniture.shared_memory_bytes })
     }
 
-    /// From here to the sandbox's own root. `furniture` is what [`Stage::enter`] did not know. The answer is as with
-    /// [`enter`].
-    pub(super) fn leave(self, furniture: &Furniture) -> Result<OwnedFd, Failure> {
+    /// From here to the sandbox's own root. `furniture` is what [`Stage::enter`] did not know.
+    pub(super) fn leave(self, furniture: &Furniture) -> Result<Entered, Failure> {
         let Some(((_, root), others)) = furniture.overlays.split_first() else {
             return Err(Failure::new("enter the root", &std::io::Error::other("there is none")));
         };
@@ -139,8 +161,8 @@ impl Stage {
             attach(mount.as_fd(), root.as_fd(), Path::new(name))?;
         }
         cover_files(root.as_fd(), &self.covers, &furniture.files);
-        leave_old_root(root)?;
-        Ok(self.covers)
+        stand_on(root)?;
+        Ok(Entered { floor: self.root, used: self.covers })
     }
 }
 
@@ -316,8 +338,7 @@ pub(super) fn replace(overlays: &[(PathBuf, OwnedFd)]) -> Result<OwnedFd, Failur
     let Some(((_, root), others)) = overlays.split_first() else {
         return Err(Failure::new("replace the root", &std::io::Error::other("there is none")));
     };
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let old = openat(CWD, "/", flags, Mode::empty()).doing("open the old root")?;
+    let old = open_at(CWD, "/").doing("open the old root")?;
     let on_top = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
     move_mount(root, "", CWD, "/", on_top).doing("attach the new root")?;
     for (at, overlay) in others {
@@ -330,4 +351,123 @@ pub(super) fn replace(overlays: &[(PathBuf, OwnedFd)]) -> Result<OwnedFd, Failur
     }
     leave_old_root(root)?;
     Ok(old)
+}
+
+/// From inside a sandbox's mount namespace, with the root that its init has, while everything in it stands: it stands on the new
+/// root from now on, and what is mounted in the old one besides overlays is in the new one. The old root lies between the floor
+/// and the new one: programs that are mapped from it keep their names there, and nothing leads to it. If it fails, nothing
+/// happened, or the root was changed and the old one is out of reach.
+pub(super) fn exchange(
+    overlays: &[(PathBuf, OwnedFd)],
+    floor: &OwnedFd,
+) -> Result<OwnedFd, Failure> {
+    let Some(((_, root), others)) = overlays.split_first() else {
+        return Err(Failure::new("replace the root", &std::io::Error::other("there is none")));
+    };
+    let old = open_at(CWD, "/").doing("open the old root")?;
+    let aside = |name| open_place(floor.as_fd(), Path::new(name)).doing("find the floor");
+    let aside = [aside(STAGED[0])?, aside(STAGED[2])?];
+    let on_top = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    move_mount(root, "", CWD, "/", on_top).doing("attach the new root")?;
+    let enter = || {
+        for (at, overlay) in others {
+            attach(overlay.as_fd(), root.as_fd(), at)?;
+        }
+        move_kept(&old, root)?;
+        fchdir(root).and_then(|()| pivot_root(".", ".")).doing("change the root")
+    };
+    enter().inspect_err(|_| {
+        // What was moved already goes back; the new root goes with what is left in it.
+        let _ = move_kept(root, &old);
+        let _ = fchdir(root).and_then(|()| unmount(".", UnmountFlags::DETACH));
+    })?;
+    // It lies on top of the new one now, where `/..` would lead to it.
+    put_below(&old, root, floor, &aside).inspect_err(|_| {
+        let _ = fchdir(&old).and_then(|()| unmount(".", UnmountFlags::DETACH));
+    })?;
+    Ok(old)
+}
+
+fn move_kept(from: &OwnedFd, to: &OwnedFd) -> Result<(), Failure> {
+    for name in KEPT.into_iter().filter(|name| is_mounted(from, name)) {
+        let mount = open_place(from.as_fd(), Path::new(name)).doing(format!("keep /{name}"))?;
+        attach(mount.as_fd(), to.as_fd(), Path::new(name))?;
+    }
+    Ok(())
+}
+
+/// By way of two places on the floor, since no mount can be moved onto one that lies on it.
+fn put_below(
+    old: &OwnedFd,
+    new: &OwnedFd,
+    floor: &OwnedFd,
+    [one, other]: &[OwnedFd; 2],
+) -> Result<(), Failure> {
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    for (mount, to) in [(old, one), (new, other), (old, floor), (new, old)] {
+        move_mount(mount, "", to, "", flags).doing("put the old root below the new one")?;
+    }
+    Ok(())
+}
+
+/// Nobody can write to an old root any more; with `in_use`, numbers of mounts, it goes unless one of its is among them. So do
+/// older ones that lie right below it.
+pub(super) fn retire(
+    old: &OwnedFd,
+    places: &[PathBuf],
+    floor: &OwnedFd,
+    in_use: &[u64],
+) -> Result<(), Failure> {
+    for place in places {
+        let mount = open_mount(old, place).doing("open an old mount")?;
+        sys::set_mount_flags(&mount, libc::MOUNT_ATTR_RDONLY)
+            .doing(format!("make the old `/{}` read-only", place.display()))?;
+    }
+    // Whether it goes is only about memory.
+    let _ = remove_unused(places, floor, in_use);
+    Ok(())
+}
+
+fn open_mount(root: &OwnedFd, at: &Path) -> std::io::Result<OwnedFd> {
+    match at.as_os_str().is_empty() {
+        true => root.try_clone(),
+        false => open_place(root.as_fd(), at),
+    }
+}
+
+/// With the newest root aside, `/..` leads from the floor to what lies on top of it.
+fn remove_unused(places: &[PathBuf], floor: &OwnedFd, in_use: &[u64]) -> std::io::Result<()> {
+    let new = open_at(CWD, "/")?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    let aside = open_place(floor.as_fd(), Path::new(STAGED[0]))?;
+    move_mount(&new, "", &aside, "", flags)?;
+    let remove = || -> std::io::Result<()> {
+        fchdir(floor).and_then(|()| chroot("."))?;
+        loop {
+            let top = open_at(CWD, "/..")?;
+            if mount_id(&top)? == mount_id(floor)? {
+                return Ok(());
+            }
+            for place in places {
+                let mount = open_mount(&top, place)?;
+                if in_use.contains(&mount_id(&mount)?) {
+                    return Ok(());
+                }
+            }
+            drop(top);
+            unmount("/..", UnmountFlags::DETACH)?;
+        }
+    };
+    let removed = remove();
+    move_mount(&new, "", floor, "", flags)?;
+    removed
+}
+
+fn open_at(directory: BorrowedFd<'_>, path: &str) -> std::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    Ok(openat(directory, path, flags, Mode::empty())?)
+}
+
+fn mount_id(mount: &OwnedFd) -> std::io::Result<u64> {
+    Ok(statx(mount, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id)
 }

@@ -2,7 +2,8 @@
 //!
 //! If nothing but init runs, what was written becomes a layer as it is, and a fresh directory is
 //! put in its place under init's feet: the same cost, whatever was written. If anything runs, it may
-//! have files open, and would go on writing into the layer: then what changed is copied.
+//! have files open, and would go on writing into the layer: then what changed is copied, or in a full snapshot its open files
+//! are exchanged ([`super::rotate`]).
 
 use std::{
     io,
@@ -10,6 +11,7 @@ use std::{
     path::Path,
 };
 
+use forkpoint_checkpoint::Still;
 use forkpoint_core::{
     driver::{Artifact, DriverError, DriverResult, Piece, PieceName, SandboxState, SnapshotKind},
     id::{SandboxId, SnapshotId},
@@ -24,6 +26,7 @@ use super::{
     memory::added,
     mount::OverlaySpec,
     record::{Record, Sealed, Sealing},
+    rotate::NextRoot,
     spawner::{Readiness, SwitchSpec, Work},
     wire::Failure,
     workspace::now,
@@ -32,6 +35,16 @@ use crate::layer::{Layer, LayerName, LayerResult, LayerSize, Manifest};
 
 /// What is smaller is counted while it is sealed: it takes a fraction of a millisecond.
 const COUNTED_MAX: usize = 64;
+
+/// What was written, as a layer on all that it lies on.
+#[derive(Debug)]
+pub(super) struct Rotated {
+    pub(super) chain: Vec<Layer>,
+    /// Of what was already copied into the next generation, if anything was, there is a note with this name.
+    pub(super) captured: Option<LayerName>,
+    /// Programs ran in it.
+    pub(super) live: bool,
+}
 
 impl Host {
     /// Nothing in the sandbox runs. The sandbox is locked. Answers also whether its chain of layers
@@ -42,17 +55,24 @@ impl Host {
         id: SandboxId,
         snapshot: SnapshotId,
     ) -> DriverResult<(Artifact, bool)> {
+        self.seal_files_of(lock, id, snapshot, None)
+    }
+
+    /// The same with what its programs can be asked, and the root that they could be given.
+    pub(super) fn seal_files_of(
+        &self,
+        lock: &OwnedFd,
+        id: SandboxId,
+        snapshot: SnapshotId,
+        live: Option<(&mut Still<'_>, NextRoot)>,
+    ) -> DriverResult<(Artifact, bool)> {
         let record = self.record(id)?;
         self.let_owner_in(&record)?;
         let (base, workspaces) = (record.base.clone(), record.spec.workspaces.clone());
         let line = record.line.clone().ended(now());
         let (chain, own) = match self.is_idle(&record)? {
             true => self.rotate(lock, record, snapshot)?,
-            false => {
-                let (layer, own) = self.capture(lock, record, snapshot)?;
-                let chain = self.store.known_chain(layer.name());
-                (chain.map_err(layer_error("read the layers"))?, own)
-            }
+            false => self.seal_busy(lock, record, snapshot, live)?,
         };
         let layer = &chain[0];
         let mut pieces = vec![piece(layer)];
@@ -161,6 +181,53 @@ impl Host {
         Ok(true)
     }
 
+    /// What was written becomes the layer itself where that is possible and faster, or a copy of it does.
+    fn seal_busy(
+        &self,
+        lock: &OwnedFd,
+        record: Record,
+        snapshot: SnapshotId,
+        live: Option<(&mut Still<'_>, NextRoot)>,
+    ) -> DriverResult<(Vec<Layer>, Vec<LayerName>)> {
+        if let Some((still, next)) = live
+            && let Ok(sealed) = self.seal_live(&record, snapshot, still, next)?
+        {
+            return Ok(sealed);
+        }
+        let (layer, own) = self.capture(lock, record, snapshot)?;
+        let chain = self.store.known_chain(layer.name());
+        Ok((chain.map_err(layer_error("read the layers"))?, own))
+    }
+
+    /// In which nothing is left half-way while anybody can write.
+    fn seal_live(
+        &self,
+        record: &Record,
+        snapshot: SnapshotId,
+        still: &mut Still<'_>,
+        next: NextRoot,
+    ) -> DriverResult<Result<(Vec<Layer>, Vec<LayerName>), String>> {
+        let rotated = self.rotate_live(record, snapshot, still, next);
+        let sealed = rotated.and_then(|rotated| match rotated {
+            Ok(rotated) => self.begin_generation(record.clone(), snapshot, rotated).map(Ok),
+            Err(why) => Ok(Err(why)),
+        });
+        // What was begun is brought to an end, or nobody goes on with it: what is written to a root that no record tells of
+        // would be lost.
+        if sealed.is_err() && self.record(record.id).and_then(|record| self.finish(record)).is_err()
+        {
+            still.end();
+        }
+        // If it fails, they are let go of a moment later all the same.
+        let _ = still.unbind();
+        sealed
+    }
+
+    /// What the next layer lies on.
+    pub(super) fn lies_on(&self, record: &Record) -> Option<LayerName> {
+        record.flat.clone().or_else(|| record.top.clone())
+    }
+
     /// What was written becomes the layer itself. Answers with it and all that it lies on, and with the layers that only
     /// the sandbox knew until now.
     fn rotate(
@@ -170,10 +237,8 @@ impl Host {
         snapshot: SnapshotId,
     ) -> DriverResult<(Vec<Layer>, Vec<LayerName>)> {
         let worker = record.is_alive().then(|| self.stand_by(record.isolation)).transpose()?;
-        let place = self.place(record.id);
-        let upper = place.upper(record.generation);
-        let next = record.generation + 1;
-        let top = record.flat.clone().or_else(|| record.top.clone());
+        let upper = self.place(record.id).upper(record.generation);
+        let top = self.lies_on(&record);
         let mut chain = self.chain(top.as_ref())?;
         let promised = self
             .store
@@ -187,17 +252,28 @@ impl Host {
                 self.write(&Record { sealing, ..record.clone() })?;
             }
         }
-        let layer = promised.keep(&upper).map_err(layer_error("keep a layer"))?;
-        let name = layer.name().clone();
-        chain.insert(0, layer);
+        chain.insert(0, promised.keep(&upper).map_err(layer_error("keep a layer"))?);
+        self.begin_generation(record, snapshot, Rotated { chain, captured: None, live: false })
+    }
+
+    /// What was written is a layer, and the sandbox writes elsewhere.
+    fn begin_generation(
+        &self,
+        record: Record,
+        snapshot: SnapshotId,
+        Rotated { chain, captured, live }: Rotated,
+    ) -> DriverResult<(Vec<Layer>, Vec<LayerName>)> {
+        let next = record.generation + 1;
         let own = record.own.clone();
-        let old = place.generation(record.generation);
+        let rotated = if live { Some(record.launches) } else { record.rotated };
+        let old = self.place(record.id).generation(record.generation);
         let record = Record {
             generation: next,
-            top: Some(name),
+            top: chain.first().map(|layer| layer.name().clone()),
             flat: None,
             own: Vec::new(),
-            captured: None,
+            captured,
+            rotated,
             snapshot: Some(snapshot),
             sealed: Some(Sealed {
                 snapshot,
@@ -222,8 +298,18 @@ impl Host {
         Ok((chain, own))
     }
 
+    pub(super) fn switch_spec(&self, record: &Record, overlays: Vec<OverlaySpec>) -> SwitchSpec {
+        SwitchSpec {
+            isolation: record.isolation,
+            data: self.root.clone(),
+            marks: self.store.marks(),
+            pid: record.init.as_ref().map_or(0, |init| init.pid),
+            overlays,
+        }
+    }
+
     /// Whoever will change the root.
-    fn stand_by(&self, isolation: Isolation) -> DriverResult<Worker> {
+    pub(super) fn stand_by(&self, isolation: Isolation) -> DriverResult<Worker> {
         let store = Some(self.root.join("store"));
         let ready = Readiness { isolation, images: Vec::new(), store, perhaps: false };
         self.client.stand_by(ready).map_err(launch_error("change the sandbox's root"))
@@ -246,13 +332,7 @@ impl Host {
         let root_device = self.root_device(record)?;
         let sealing = Some(Sealing { snapshot, root_device });
         self.write(&Record { sealing, ..record.clone() })?;
-        let spec = SwitchSpec {
-            isolation: record.isolation,
-            data: self.root.clone(),
-            marks: self.store.marks(),
-            pid: record.init.as_ref().map_or(0, |init| init.pid),
-            overlays,
-        };
+        let spec = self.switch_spec(record, overlays);
         let namespaces = self.namespaces(record)?;
         let fds: Vec<_> = [lock].into_iter().chain(&namespaces).map(|fd| fd.as_fd()).collect();
         let switched = worker.ask(&Work::Switch(spec), &fds);
@@ -271,7 +351,7 @@ impl Host {
     }
 
     /// Tells on which root init stands.
-    fn root_device(&self, record: &Record) -> DriverResult<u64> {
+    pub(super) fn root_device(&self, record: &Record) -> DriverResult<u64> {
         let pid = record.init.as_ref().map_or(0, |init| init.pid);
         match rustix::fs::stat(format!("/proc/{pid}/root/")) {
             Ok(stat) => Ok(stat.st_dev),
@@ -317,7 +397,7 @@ impl Host {
             self.write(&record)?;
             return Ok(record);
         }
-        let top = record.flat.clone().or_else(|| record.top.clone());
+        let top = self.lies_on(&record);
         if !moved {
             // Whoever began may have promised the layer, and died before it was kept.
             self.store.sweep().map_err(layer_error("clean up after a seal"))?;
@@ -335,7 +415,10 @@ impl Host {
         record.top = Some(name.clone());
         (record.flat, record.captured, record.sealed) = (None, None, None);
         record.own.insert(0, name);
-        if !is_alive {
+        if is_alive {
+            // Programs may run in it, if it was not idle.
+            record.rotated = Some(record.launches);
+        } else {
             let overlays = self.overlays(&record, next, None, record.top.as_ref())?;
             self.make_generation(&overlays)?;
         }

@@ -31,9 +31,13 @@ use super::{
 };
 use crate::layer::{LayerName, LayerStore};
 
+mod rotate;
 mod switch;
 
-pub(super) use switch::{SwitchSpec, overlays};
+pub(super) use {
+    rotate::Turn,
+    switch::{SwitchSpec, overlays},
+};
 
 /// What the program is called when it is to be a spawner.
 pub(super) const NAME: &str = "forkpoint-spawner";
@@ -92,11 +96,18 @@ pub(super) enum Work {
     Launch(Box<LaunchSpec>),
     /// With the sandbox's lock, and without root its namespaces of users and mounts.
     Switch(SwitchSpec),
+    /// The same where programs run: what follows is told by [`Turn`]. With the lock and what lies below the root.
+    Rotate(SwitchSpec),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Outcome {
-    Launched { pid: i32, started: u64 },
+    Launched {
+        pid: i32,
+        started: u64,
+    },
+    /// With the new overlays.
+    Made,
     Switched,
     Done,
     Failed(Failure),
@@ -261,6 +272,10 @@ fn stand_by(
                 let work = |fds| begun.and_then(|()| switch::switch(&spec, shared, fds));
                 let old = answer([driver].into_iter().chain(more).collect(), work);
                 let_go_later(old.into_iter().collect());
+                return;
+            }
+            Ok(Some((Work::Rotate(spec), more))) => {
+                rotate::rotate(&spec, shared, &driver, more);
                 return;
             }
             Ok(None) | Err(_) => {

@@ -27,13 +27,13 @@ use rustix::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
-    Fds, Isolation, LaunchSpec, Overlays, Told, attend, begin, get_rid, join, let_begin,
+    Fds, Isolation, LaunchSpec, Ours, Overlays, Told, attend, begin, get_rid, join, let_begin,
     namespaces, serve, settle_in, shared_memory, spawner_overlays, sys_for, take_name,
     tell_failure, told,
 };
 use crate::driver::local::{
     cgroup::Cgroup,
-    root::{Furniture, Stage},
+    root::{Entered, Furniture, Stage},
     spawner::{Outcome, Shared},
     sys,
     wire::{self, Doing as _, FDS_MAX, Failure},
@@ -289,7 +289,8 @@ fn live(
     take_name(&hostname)?;
     let own_network = furniture.own_network;
     let furniture = Furniture { overlays, sys: None, own_network, shared_memory_bytes, files };
-    get_rid(stage.leave(&furniture)?, launcher)?;
+    let Entered { floor, used } = stage.leave(&furniture)?;
+    get_rid(used, launcher)?;
     drop(furniture);
-    serve(listener, terminals, launcher, plan)
+    serve(Ours { listener, terminals, floor }, launcher, plan)
 }

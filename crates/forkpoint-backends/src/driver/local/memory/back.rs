@@ -64,7 +64,7 @@ impl Host {
             return anew("nobody noted what was written to its memory since, and it has much");
         };
         let files = LiveFiles { host: self, record, view, back: None, maps_files: true };
-        match since.rollback(&tree(record), chain, &how(), files) {
+        match since.rollback(&tree(record), chain, &how(record), files) {
             Ok(_) => {}
             Err(checkpoint::Error::NotInPlace { why }) => return anew(why),
             Err(err) => return anew(with_causes(&err)),

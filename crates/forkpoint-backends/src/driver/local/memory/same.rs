@@ -35,7 +35,7 @@ impl Host {
             same_files = self.is_unchanged(id, since.snapshot);
             Ok(())
         };
-        let captured = checkpoint::capture(&tree(&record), &spec(), moment);
+        let captured = checkpoint::capture(&tree(&record), &spec(&record), moment);
         let same = captured.is_ok_and(|captured| captured.is_same_as(&chain).unwrap_or(false));
         Ok(same_files? && same)
     }

@@ -7,8 +7,8 @@
 use std::{io, os::fd::AsFd as _};
 
 use forkpoint_checkpoint::{
-    self as checkpoint, CaptureSpec, Captured, Chain, Files, Handle, ImageId, RolledBack, Tracker,
-    Tree,
+    self as checkpoint, CaptureSpec, Captured, Chain, Files, Handle, ImageId, Moment, RolledBack,
+    Tracker, Tree,
     image::{Image, Process},
 };
 use forkpoint_core::id::SnapshotId;
@@ -60,7 +60,7 @@ impl Since {
         &mut self,
         tree: &Tree,
         spec: &CaptureSpec,
-        moment: impl FnOnce() -> io::Result<()>,
+        moment: impl Moment,
     ) -> checkpoint::Result<Captured> {
         let Some(tracker) = &mut self.tracker else {
             return checkpoint::capture(tree, spec, moment);

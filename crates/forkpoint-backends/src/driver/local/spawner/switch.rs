@@ -55,16 +55,20 @@ pub(super) fn switch(
     };
     let overlays = make_overlays(spec, shared)?;
     enter(&mounts, LinkNameSpaceType::Mount)?;
-    // Not what lies on top of it, which somebody left who died at this: only those who stand on the root
-    // that is replaced are taken along.
-    let stand = fchdir(&root).and_then(|()| chroot("."));
-    stand.doing("stand where the sandbox's init stands")?;
+    stand_where(&root)?;
     let old = root::replace(&overlays)?;
     Ok((Outcome::Switched, old))
 }
 
+/// Not on what lies on top of it, which somebody left who died at this: only those who stand on the root
+/// that is replaced are taken along.
+pub(super) fn stand_where(root: &OwnedFd) -> Result<(), Failure> {
+    let stand = fchdir(root).and_then(|()| chroot("."));
+    stand.doing("stand where the sandbox's init stands")
+}
+
 /// Held while we work: whoever finds the sandbox of a driver that was killed waits for us.
-fn take_lock(fds: &mut Vec<OwnedFd>) -> Result<OwnedFd, Failure> {
+pub(super) fn take_lock(fds: &mut Vec<OwnedFd>) -> Result<OwnedFd, Failure> {
     match fds.is_empty() {
         true => Err(Failure::new("lock", &std::io::Error::other("a descriptor is missing"))),
         false => Ok(fds.remove(0)),
@@ -86,7 +90,10 @@ pub(super) fn on_layers(
     Ok(Outcome::Done)
 }
 
-fn make_overlays(spec: &SwitchSpec, shared: &Shared) -> Result<Vec<(PathBuf, OwnedFd)>, Failure> {
+pub(super) fn make_overlays(
+    spec: &SwitchSpec,
+    shared: &Shared,
+) -> Result<Vec<(PathBuf, OwnedFd)>, Failure> {
     overlays(spec.isolation, &spec.data, spec.marks, &spec.overlays, shared)
 }
 
@@ -118,7 +125,7 @@ pub(in super::super) fn overlays(
     made
 }
 
-fn enter(namespace: &OwnedFd, kind: LinkNameSpaceType) -> Result<(), Failure> {
+pub(super) fn enter(namespace: &OwnedFd, kind: LinkNameSpaceType) -> Result<(), Failure> {
     move_into_link_name_space(std::os::fd::AsFd::as_fd(namespace), Some(kind))
         .doing("enter the sandbox")
 }

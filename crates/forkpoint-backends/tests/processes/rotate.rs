@@ -1,0 +1,151 @@
+//! A driver that dies at every step of giving running programs another root.
+//!
+//! They run on as before, on either root, or all of them ended and their files are as they were: nothing is written to two
+//! roots, and nothing that was written is lost.
+
+use std::{env, fs, path::Path, process::Command, time::Duration};
+
+use forkpoint_backends::driver::local::{LocalConfig, LocalDriver};
+use forkpoint_checkpoint::bare::die_after;
+use forkpoint_core::{
+    driver::{
+        Artifact, Command as Argv, Driver as _, ExitStatus, Sandbox, SandboxState, SnapshotKind,
+    },
+    id::{SandboxId, SnapshotId},
+    spec::SandboxSpec,
+};
+use futures::{StreamExt as _, TryStreamExt as _};
+use tempfile::TempDir;
+
+use super::{
+    SERIAL,
+    left::nothing_is_left,
+    local::{is_root, random, run},
+    without_root::helper,
+};
+
+/// Where a child that takes one snapshot does so, in its environment.
+pub(crate) const DIRECTORY: &str = "FORKPOINT_TEST_ROTATE";
+
+/// Goes on where the log ends, in two processes; one has the log open, and both stand in a directory that is not the root.
+const PROGRAM: &str = "cd /srv/here; i=$(wc -l < /srv/log); exec 9>>/srv/log; echo on; exec > /dev/null; \
+                       while :; do i=$((i + 1)); echo $i >&9; echo $i > last; sleep 0.002; done";
+
+fn open(directory: &Path) -> LocalDriver {
+    let config = LocalConfig::new(directory.join("local"));
+    LocalDriver::open(LocalConfig { helper: Some(helper()), ..config }).unwrap()
+}
+
+fn spec() -> SandboxSpec {
+    SandboxSpec::new("host".parse().unwrap())
+}
+
+/// The child: as many steps as it is told, unless it needs fewer.
+pub(crate) fn take_one(directory: &Path) {
+    let task = fs::read(directory.join("task")).unwrap();
+    let (id, snapshot): (SandboxId, SnapshotId) = serde_json::from_slice(&task).unwrap();
+    let steps = env::var(SERIAL).unwrap().parse().unwrap();
+    let driver = open(directory);
+    run(async {
+        let sandbox = driver.attach(id).await.unwrap();
+        let mut paused = sandbox.pause(SnapshotKind::Full).await.unwrap();
+        die_after(steps);
+        let artifact = paused.seal(snapshot, SnapshotKind::Full).await.unwrap();
+        die_after(u64::MAX);
+        paused.resume().await.unwrap();
+        fs::write(directory.join("artifact"), serde_json::to_vec(&artifact).unwrap()).unwrap();
+    });
+}
+
+async fn sh(sandbox: &dyn Sandbox, script: &str) -> String {
+    let process = sandbox.exec(&Argv::new(["sh", "-c", script])).await.unwrap();
+    let out: bytes::BytesMut = process.stdout.try_collect().await.unwrap();
+    let out = String::from_utf8(out.to_vec()).unwrap();
+    assert_eq!(process.control.wait().await.unwrap(), ExitStatus::Code(0), "{script}: {out}");
+    out
+}
+
+async fn start(sandbox: &dyn Sandbox) {
+    let mut process = sandbox.exec(&Argv::new(["sh", "-c", PROGRAM])).await.unwrap();
+    process.stdout.next().await;
+}
+
+/// Both of its processes write to the same place, and no line is missing or there twice.
+async fn is_well(sandbox: &dyn Sandbox) {
+    const GROWS: &str = "n=$(wc -l < /srv/log); until [ $(wc -l < /srv/log) -gt $((n + 2)) ]; do sleep 0.002; done; \
+                         n=$(cat /srv/here/last); until [ \"$(cat /srv/here/last)\" != \"$n\" ]; do sleep 0.002; done";
+    let grown = tokio::time::timeout(Duration::from_secs(60), sh(sandbox, GROWS)).await;
+    grown.expect("it goes on");
+    let told = sh(sandbox, "wc -c < /srv/much; head -n -1 /srv/log").await;
+    let mut lines = told.lines();
+    assert_eq!(lines.next(), Some("9000000"));
+    for (number, line) in (1..).zip(lines) {
+        assert_eq!(line, number.to_string());
+    }
+}
+
+/// Nothing is left when it fails either.
+struct Cleared<'a>(&'a LocalDriver);
+
+impl Drop for Cleared<'_> {
+    fn drop(&mut self) {
+        let destroy = async {
+            for id in self.0.list().await.unwrap_or_default() {
+                let _ = self.0.destroy(id).await;
+            }
+        };
+        run(destroy);
+    }
+}
+
+pub(crate) fn die_at_every_step() {
+    if !is_root() {
+        return;
+    }
+    let directory = TempDir::new().unwrap();
+    let id = SandboxId::from_u128(random());
+    let driver = open(directory.path());
+    let _cleared = Cleared(&driver);
+    run(async {
+        let sandbox = driver.create(id, &spec()).await.unwrap();
+        sh(&*sandbox, "mkdir /srv/here; : > /srv/log").await;
+        start(&*sandbox).await;
+        let (mut steps, mut ended) = (0, 0);
+        let artifact: Artifact = loop {
+            sh(&*sandbox, "head -c 9000000 /dev/zero > /srv/much").await;
+            let snapshot = SnapshotId::from_u128(random());
+            let task = serde_json::to_vec(&(id, snapshot)).unwrap();
+            fs::write(directory.path().join("task"), task).unwrap();
+            let mut child = Command::new(env::current_exe().unwrap());
+            child.env(DIRECTORY, directory.path()).env(SERIAL, steps.to_string());
+            let status = child.status().unwrap();
+            if status.success() {
+                let artifact = fs::read(directory.path().join("artifact")).unwrap();
+                break serde_json::from_slice(&artifact).unwrap();
+            }
+            assert_eq!(status.code(), None, "after {steps} steps it failed");
+            driver.settle(id).await.unwrap();
+            driver.unseal(snapshot).await.unwrap();
+            let state = driver.status(id).await.unwrap().unwrap().state;
+            if state != SandboxState::Running {
+                assert_eq!(state, SandboxState::Stopped, "after {steps} steps");
+                ended += 1;
+                driver.start(id, &spec()).await.unwrap();
+                start(&*driver.attach(id).await.unwrap()).await;
+            }
+            is_well(&*driver.attach(id).await.unwrap()).await;
+            steps += 1;
+        };
+        eprintln!("died {steps} times, and everything with it {ended} times");
+        if cfg!(debug_assertions) {
+            assert!(steps > 40 && ended > 3, "{steps} {ended}");
+        }
+        is_well(&*driver.attach(id).await.unwrap()).await;
+        let copy = SandboxId::from_u128(random());
+        is_well(&*driver.restore(copy, &spec(), &artifact).await.unwrap()).await;
+        for id in [id, copy] {
+            driver.destroy(id).await.unwrap();
+        }
+        nothing_is_left(&[id, copy].into()).await;
+    });
+}
