@@ -7,7 +7,7 @@ use crate::{
     figures::{Row, Samples},
     options::Options,
     peers::Peers,
-    product::Product,
+    product::{Product, Settings},
 };
 
 mod command_line;
@@ -30,7 +30,7 @@ pub struct Bench<'a> {
 
 pub type Case = (&'static str, fn(&Bench<'_>) -> Vec<Row>);
 
-pub const ALL: [Case; 24] = [
+pub const ALL: [Case; 25] = [
     ("exec", lives::exec),
     ("create", lives::create),
     ("quiet", lives::create_after_quiet),
@@ -52,6 +52,7 @@ pub const ALL: [Case; 24] = [
     ("full-clean", full::clean),
     ("full-many", full::many),
     ("full-node", full::node),
+    ("full-written", full::written),
     ("docker-commit", containers::beside_commit),
     ("docker-volume", containers::volume),
     ("docker-space", containers::space),
@@ -59,17 +60,30 @@ pub const ALL: [Case; 24] = [
 
 impl Bench<'_> {
     fn product(&self) -> Product<'_> {
-        Product::open(self.runtime, self.ground.directory(), self.options.warm, false)
+        self.product_with(self.settings())
+    }
+
+    fn product_with(&self, settings: Settings) -> Product<'_> {
+        Product::open(self.runtime, self.ground.directory(), settings)
+    }
+
+    fn settings(&self) -> Settings {
+        Settings { warm: self.options.warm, share_memory: false, live_rotation: true }
     }
 
     /// With so many sandboxes kept ready.
     fn warm_product(&self, warm: usize) -> Product<'_> {
-        Product::open(self.runtime, self.ground.directory(), warm, false)
+        self.product_with(Settings { warm, ..self.settings() })
     }
 
     /// Whose copies share memory.
     fn sharing_product(&self) -> Product<'_> {
-        Product::open(self.runtime, self.ground.directory(), self.options.warm, true)
+        self.product_with(Settings { share_memory: true, ..self.settings() })
+    }
+
+    /// Who copies what a busy sandbox has written.
+    fn copying_product(&self) -> Product<'_> {
+        self.product_with(Settings { live_rotation: false, ..self.settings() })
     }
 
     /// How often, in full and in short.

@@ -38,6 +38,14 @@ pub struct Product<'a> {
     _directory: TempDir,
 }
 
+/// What is chosen of the embedded runtime.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    pub warm: usize,
+    pub share_memory: bool,
+    pub live_rotation: bool,
+}
+
 /// What a sandbox may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limits {
@@ -60,9 +68,10 @@ impl Limits {
 impl<'a> Product<'a> {
     /// With one sandbox made and destroyed, so that nothing is done for the first time.
     #[must_use]
-    pub fn open(runtime: &'a Runtime, directory: TempDir, warm: usize, shares: bool) -> Self {
+    pub fn open(runtime: &'a Runtime, directory: TempDir, settings: Settings) -> Self {
         let root = directory.path().join("local");
-        let config = LocalConfig { warm, share_memory: shares, ..LocalConfig::new(&root) };
+        let Settings { warm, share_memory, live_rotation } = settings;
+        let config = LocalConfig { warm, share_memory, live_rotation, ..LocalConfig::new(&root) };
         let driver = Arc::new(LocalDriver::open(config).unwrap());
         let catalog = Arc::new(SqliteCatalog::open(directory.path().join("catalog.db")).unwrap());
         let environment = Arc::new(SystemEnvironment::new(runtime.handle().clone()));

@@ -4,7 +4,10 @@
 
 use std::time::Duration;
 
-use super::{Bench, Rival};
+use super::{
+    Bench, Rival,
+    snapshots::{data, files},
+};
 use crate::{
     figures::{Row, Samples, Target, Unit},
     product::{Limits, Product},
@@ -19,6 +22,10 @@ const PIPED: &str = "shopt -s lastpipe; i=0; mkfifo /root/rest; exec 3<>/root/re
                      while :; do i=$((i+1)); echo $i; read -t 0.01 -u 3 x; done \
                      | while read x; do echo $x; done | while read x; do echo $x; done \
                      | while read x; do echo $x > /root/count; done";
+
+/// Has a file open, and rests by a child of its own.
+const APPENDS: &str = "exec bash -c 'exec >> /root/log; i=0; while :; do i=$((i+1)); echo $i; \
+                       : > /root/count; sleep 0.05; done' 2> /dev/null < /dev/null";
 
 /// Five threads and a heap; writes as many pages of it as it is told to.
 const PYTHON: &str = "
@@ -304,6 +311,44 @@ pub(super) fn clean(bench: &Bench<'_>) -> Vec<Row> {
         rows.push(running.row("pause of the first", first, None).with("all of it", first_total));
         let (later, total, _) = running.pauses(bench.rounds(10, 2), || running.write(256));
         rows.push(running.row("pause with 1 MB written", later, None).with("all of it", total));
+    }
+    rows
+}
+
+/// Somebody who writes to a file that is open, in a sandbox that has written much: with its root exchanged, and copied.
+pub(super) fn written(bench: &Bench<'_>) -> Vec<Row> {
+    let works = [
+        ("nothing", "true".to_owned()),
+        ("10,000 files", files(10_000)),
+        ("100,000 files", files(100_000)),
+        ("1 GB", data(1_000)),
+    ];
+    let mut rows = Vec::new();
+    for (what, work) in works.iter().take(bench.rounds(4, 2)) {
+        let [moved, copied] = [bench.product(), bench.copying_product()].map(|product| {
+            let what = format!("a shell with a log, {what} written");
+            let running = Running::start_in(bench, product, what, APPENDS);
+            running.product.script(&running.id, work);
+            let (first, first_total, _) = running.pauses(1, || {});
+            let (later, total, _) = running.pauses(bench.rounds(5, 1), || {
+                running.product.script(&running.id, "echo changed >> /root/other");
+            });
+            (running, first, first_total, later, total)
+        });
+        let (running, first, first_total, later, total) = moved;
+        let (_, copied_first, _, copied_later, _) = copied;
+        rows.push(
+            running
+                .row("pause of the first full snapshot", first, None)
+                .with("all of it", first_total)
+                .with("copied", copied_first),
+        );
+        rows.push(
+            running
+                .row("pause of a later one", later, None)
+                .with("all of it", total)
+                .with("copied", copied_later),
+        );
     }
     rows
 }
