@@ -399,6 +399,14 @@ impl Task {
 }
 
 impl Held {
+    fn set_options(&self, options: u64) -> Result<()> {
+        for task in &self.tasks {
+            let set = |options| ptrace::set_options(task.tid, options);
+            with_or_without_filters(options, set).doing("bind a task to us", self.pid)?;
+        }
+        Ok(())
+    }
+
     /// Puts all tasks back where the program is, and lets them go. `closing` is what came of the beginning of that.
     fn release(&mut self, closing: io::Result<()>) {
         let closed = closing.and_then(|()| self.end_to_close());
@@ -427,22 +435,15 @@ impl Frozen {
 
     /// From now on, our death is the death of all of them, and of process 1.
     pub(crate) fn bind(&self) -> Result<()> {
-        self.set_options(ptrace::SUSPEND_SECCOMP | ptrace::EXIT_KILL)
+        // Process 1 first: with it all of them end, and never some.
+        let mut all = self.bystanders.iter().chain(&self.processes);
+        all.try_for_each(|held| held.set_options(ptrace::SUSPEND_SECCOMP | ptrace::EXIT_KILL))
     }
 
     /// From now on, they outlive us again.
     pub(crate) fn unbind(&self) -> Result<()> {
-        self.set_options(ptrace::SUSPEND_SECCOMP)
-    }
-
-    fn set_options(&self, options: u64) -> Result<()> {
-        for held in self.processes.iter().chain(&self.bystanders) {
-            for task in &held.tasks {
-                let set = |options| ptrace::set_options(task.tid, options);
-                with_or_without_filters(options, set).doing("bind a task to us", held.pid)?;
-            }
-        }
-        Ok(())
+        let mut all = self.processes.iter().chain(self.bystanders.iter().rev());
+        all.try_for_each(|held| held.set_options(ptrace::SUSPEND_SECCOMP))
     }
 
     pub(crate) fn thaw(mut self) {
