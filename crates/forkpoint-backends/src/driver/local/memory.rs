@@ -172,6 +172,9 @@ impl Host {
         let mut since = self.since(&record);
         let captured =
             since.capture(&tree(&record), &CaptureSpec { connections, ..spec(&record) }, moment);
+        if let Some(next) = next {
+            self.forget_next_root(&record, next);
+        }
         let ((artifact, is_long), captured) = match (files, captured) {
             (Some(Err(err)), _) => return Err(err),
             (Some(Ok(sealed)), Ok(captured)) => (sealed, captured),

@@ -78,6 +78,12 @@ impl Host {
         Ok(NextRoot { worker, chain, overlays })
     }
 
+    /// One that was not wanted after all, for there was no moment. What stays of it is in nobody's way.
+    pub(super) fn forget_next_root(&self, record: &Record, next: NextRoot) {
+        drop(next);
+        let _ = self.store.throw_away(&self.place(record.id).generation(record.generation + 1));
+    }
+
     /// The sandbox stands, and goes on writing to the next generation. The inner error says why not; then nothing happened.
     pub(super) fn rotate_live(
         &self,
@@ -195,7 +201,7 @@ impl Host {
         let since = last.and_then(|path| fs::metadata(path).ok()?.modified().ok());
         let mut much = Much { entries: 0, bytes: 0, since, clones: clones_files(&self.root) };
         let open_flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        much.look(open(&place.upper(record.generation), open_flags, Mode::empty())?)
+        much.look(open(place.upper(record.generation), open_flags, Mode::empty())?)
     }
 }
 

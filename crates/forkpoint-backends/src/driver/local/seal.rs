@@ -36,6 +36,9 @@ use crate::layer::{Layer, LayerName, LayerResult, LayerSize, Manifest};
 /// What is smaller is counted while it is sealed: it takes a fraction of a millisecond.
 const COUNTED_MAX: usize = 64;
 
+/// What was sealed, the newest layer first, and the layers that only the sandbox knew until now.
+type SealedLayers = (Vec<Layer>, Vec<LayerName>);
+
 /// What was written, as a layer on all that it lies on.
 #[derive(Debug)]
 pub(super) struct Rotated {
@@ -188,7 +191,7 @@ impl Host {
         record: Record,
         snapshot: SnapshotId,
         live: Option<(&mut Still<'_>, NextRoot)>,
-    ) -> DriverResult<(Vec<Layer>, Vec<LayerName>)> {
+    ) -> DriverResult<SealedLayers> {
         if let Some((still, next)) = live
             && let Ok(sealed) = self.seal_live(&record, snapshot, still, next)?
         {
@@ -206,7 +209,7 @@ impl Host {
         snapshot: SnapshotId,
         still: &mut Still<'_>,
         next: NextRoot,
-    ) -> DriverResult<Result<(Vec<Layer>, Vec<LayerName>), String>> {
+    ) -> DriverResult<Result<SealedLayers, String>> {
         let rotated = self.rotate_live(record, snapshot, still, next);
         let sealed = rotated.and_then(|rotated| match rotated {
             Ok(rotated) => self.begin_generation(record.clone(), snapshot, rotated).map(Ok),
@@ -235,7 +238,7 @@ impl Host {
         lock: &OwnedFd,
         record: Record,
         snapshot: SnapshotId,
-    ) -> DriverResult<(Vec<Layer>, Vec<LayerName>)> {
+    ) -> DriverResult<SealedLayers> {
         let worker = record.is_alive().then(|| self.stand_by(record.isolation)).transpose()?;
         let upper = self.place(record.id).upper(record.generation);
         let top = self.lies_on(&record);
@@ -262,7 +265,7 @@ impl Host {
         record: Record,
         snapshot: SnapshotId,
         Rotated { chain, captured, live }: Rotated,
-    ) -> DriverResult<(Vec<Layer>, Vec<LayerName>)> {
+    ) -> DriverResult<SealedLayers> {
         let next = record.generation + 1;
         let own = record.own.clone();
         let rotated = if live { Some(record.launches) } else { record.rotated };

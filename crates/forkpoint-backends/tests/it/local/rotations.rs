@@ -17,8 +17,8 @@ use rustix::{
 
 use super::{
     Machine,
-    full::{counting, counts_on, seal_full},
-    scene::{Scene, python, read_text, sh, spec},
+    full::{counting, counts_on, seal_full, try_seal_full},
+    scene::{Scene, python, read_text, seal, sh, spec, start},
 };
 
 /// Enough that it is not copied.
@@ -357,6 +357,21 @@ fn what_is_mapped_stays_what_it_was_whatever_becomes_of_its_name() {
 }
 
 #[test]
+fn what_is_refused_leaves_nothing_of_the_next_root() {
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
+    scene.run(async {
+        let sandbox = scene.create().await;
+        sh(&*sandbox, MUCH).await;
+        let script = "mkdir /srv/gone; cd /srv/gone; rmdir /srv/gone; echo on; exec sleep 1000";
+        let _waits = start(&*sandbox, script).await;
+        let err = try_seal_full(&*sandbox).await.unwrap_err().to_string();
+        assert!(err.contains("a working directory that is deleted"), "{err}");
+        assert!(!scene.place(sandbox.id()).join("g1").exists());
+        assert_eq!(generation(&scene, &*sandbox), 0);
+    });
+}
+
+#[test]
 fn old_roots_do_not_pile_up() {
     let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
     scene.run(async {
@@ -382,11 +397,11 @@ fn other_seals_follow_as_after_any() {
         // Nobody's snapshot: what was written is the sandbox's own.
         scene.driver.unseal(full.snapshot).await.unwrap();
         works(&*sandbox).await;
-        let busy = super::scene::seal(&*sandbox).await;
+        let busy = seal(&*sandbox).await;
         let again = seal_full(&*sandbox).await;
         sh(&*sandbox, "pkill python3; while pgrep python3; do sleep 0.01; done; echo > /srv/late")
             .await;
-        let idle = super::scene::seal(&*sandbox).await;
+        let idle = seal(&*sandbox).await;
         scene.driver.stop(sandbox.id()).await.unwrap();
         scene.driver.start(sandbox.id(), &spec()).await.unwrap();
         scene.note(sandbox.id());
@@ -407,7 +422,7 @@ fn what_did_not_change_since_is_known() {
         let sandbox = scene.create().await;
         sh(&*sandbox, MUCH).await;
         let script = "cd /srv; exec 9</srv/much; echo on; exec sleep 1000";
-        let _waits = super::scene::start(&*sandbox, script).await;
+        let _waits = start(&*sandbox, script).await;
         let full = seal_full(&*sandbox).await;
         assert_eq!(generation(&scene, &*sandbox), 1, "it was not copied");
         let unchanged = async || {
