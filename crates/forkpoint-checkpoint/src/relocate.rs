@@ -30,7 +30,7 @@ mod look;
 
 use self::{
     hand_out::{Handed, Parcel, hand_out, take_back},
-    look::Moves,
+    look::{Moves, Why},
 };
 
 /// A mount of the sandbox, and the one that takes its place.
@@ -93,22 +93,19 @@ impl Still<'_> {
         mounts: &[Exchange<'_>],
         switch: impl FnOnce() -> io::Result<Switch>,
     ) -> Result<std::result::Result<Vec<u64>, String>> {
-        let moves = match Moves::look(self, mounts) {
-            Ok(Ok(moves)) => moves,
-            Ok(Err(why)) => return Ok(Err(why)),
-            Err(err) => return Ok(Err(format!("open files cannot be looked at ({err})"))),
+        let prepare = || -> std::result::Result<_, Why> {
+            let moves = Moves::look(self, mounts)?;
+            let opened = moves.open(mounts)?;
+            let polls = self.polls(&opened)?;
+            Ok((moves, opened, polls))
         };
-        let opened = match moves.open(mounts) {
-            Ok(opened) => opened,
-            Err(why) => return Ok(Err(why)),
-        };
-        let polls = match self.polls(&opened) {
-            Ok(polls) => polls,
-            Err(why) => return Ok(Err(why)),
+        let (moves, opened, polls) = match prepare() {
+            Ok(prepared) => prepared,
+            Err(Why(why)) => return Ok(Err(why)),
         };
         let parcels = match self.parcels(&moves, &opened) {
             Ok(parcels) => parcels,
-            Err(err) => return Ok(Err(format!("directories cannot be opened ({err})"))),
+            Err(err) => return Ok(Err(Why::from(err).0)),
         };
         // Whoever dies with half of it done must not leave it running: what was handed out would stay in the processes.
         self.frozen.bind()?;
@@ -184,7 +181,7 @@ impl Still<'_> {
     }
 
     /// Which polls must be told of what moves, and by whom: one who has both.
-    fn polls(&self, opened: &[(usize, OwnedFd)]) -> std::result::Result<Vec<Poll>, String> {
+    fn polls(&self, opened: &[(usize, OwnedFd)]) -> std::result::Result<Vec<Poll>, Why> {
         let mut polls = Vec::new();
         for (index, file) in self.snapshot.files.iter().enumerate() {
             let FileKind::Poll { watched, targets, .. } = &file.kind else { continue };

@@ -17,7 +17,7 @@ use rustix::{
 use super::{Exchange, Still};
 use crate::{
     freeze::Held,
-    image::{Alive, FileKind, MappingKind, OpenFile},
+    image::{Alive, Descriptor, FileKind, MappingKind, OpenFile},
     restore::{look_up, open_again, watch_again},
 };
 
@@ -50,7 +50,35 @@ pub(super) struct Moves<'a> {
 /// Numbers of watches are made one by one while everything stands.
 const NUMBER_MAX: i32 = 4096;
 
-type Fixed<T> = Result<T, String>;
+/// Why something cannot move.
+#[derive(Debug)]
+pub(super) struct Why(pub(super) String);
+
+type Fixed<T> = Result<T, Why>;
+
+impl From<String> for Why {
+    fn from(why: String) -> Self {
+        Self(why)
+    }
+}
+
+impl From<&str> for Why {
+    fn from(why: &str) -> Self {
+        Self(why.to_owned())
+    }
+}
+
+impl From<io::Error> for Why {
+    fn from(err: io::Error) -> Self {
+        Self(format!("what is open cannot be looked at ({err})"))
+    }
+}
+
+impl From<Errno> for Why {
+    fn from(err: Errno) -> Self {
+        io::Error::from(err).into()
+    }
+}
 
 /// The mounts that are exchanged, by their numbers.
 struct Mounts<'a> {
@@ -78,10 +106,7 @@ fn mount_id(directory: BorrowedFd<'_>, path: &str) -> io::Result<u64> {
 }
 
 impl<'a> Moves<'a> {
-    pub(super) fn look(
-        still: &Still<'a>,
-        mounts: &[Exchange<'_>],
-    ) -> io::Result<Result<Self, String>> {
+    pub(super) fn look(still: &Still<'a>, mounts: &[Exchange<'_>]) -> Fixed<Self> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = open(format!("/proc/{}/root", still.tree.init), flags, Mode::empty())?;
         let id = |mount: &Exchange<'_>| {
@@ -91,58 +116,66 @@ impl<'a> Moves<'a> {
         let ids = mounts.iter().map(id).collect::<io::Result<Vec<_>>>()?;
         let mut moves = Self { root: Some(root), ids: ids.clone(), ..Self::default() };
         let mounts = Mounts { ids, all: mounts };
-        let (mut seen, mut mapped) = (HashSet::new(), HashSet::new());
+        let mut seen = HashSet::new();
         for (held, _, alive) in still.alive() {
-            moves.in_use.insert(mount_id(CWD, &format!("/proc/{}/exe", held.pid))?);
-            for mapping in alive.mappings.iter().filter(|mapping| has_file(&mapping.kind)) {
-                let range = (mapping.start, mapping.end);
-                let path = path_of(&mapping.kind);
-                let link = format!("/proc/{}/map_files/{:x}-{:x}", held.pid, range.0, range.1);
-                let id = mount_id(CWD, &link)?;
-                moves.in_use.insert(id);
-                let spot = match look_at_mapping((&link, id), path, &mounts)? {
-                    Ok(Some(_)) if matches!(mapping.kind, MappingKind::Shared { .. }) => {
-                        // It would see nothing any more of what others write.
-                        return Ok(Err("a file that was written is mapped together".to_owned()));
-                    }
-                    Ok(spot) => spot,
-                    Err(why) => return Ok(Err(why)),
-                };
-                let new = |(spot, _): &(Spot, Stat)| mapped.insert((spot.mount, spot.path.clone()));
-                moves.mapped.extend(spot.filter(new));
-            }
-            for descriptor in &alive.descriptors {
-                if seen.insert(descriptor.file) {
-                    let file = &still.snapshot.files[descriptor.file];
-                    if matches!(file.kind, FileKind::Deleted { .. }) {
-                        let link = format!("/proc/{}/fd/{}", held.pid, descriptor.number);
-                        moves.in_use.insert(mount_id(CWD, &link)?);
-                    }
-                    if let FileKind::Watch { watches } = &file.kind {
-                        if watches.iter().any(|(number, ..)| *number > NUMBER_MAX) {
-                            return Ok(Err("much was watched".to_owned()));
-                        }
-                        moves.watches.push((descriptor.file, file));
-                        continue;
-                    }
-                    match look_at_file(held, descriptor.number, file, &mounts)? {
-                        Ok(Some((spot, stat))) => {
-                            moves.files.push((descriptor.file, file, spot, stat));
-                        }
-                        Ok(None) => {}
-                        Err(why) => return Ok(Err(why)),
-                    }
+            moves.look_at_mappings(held, alive, &mounts)?;
+            for Descriptor { number, file, .. } in &alive.descriptors {
+                if seen.insert(*file) {
+                    let open = (*file, &still.snapshot.files[*file]);
+                    moves.look_at_file((held, *number), open, &mounts)?;
                 }
             }
-            match look_at_cwd(held, alive, &mounts)? {
-                Ok(cwd) => moves.cwds.push(cwd),
-                Err(why) => return Ok(Err(why)),
-            }
+            moves.cwds.push(look_at_cwd(held, alive, &mounts)?);
         }
         if still.frozen.bystanders.iter().any(|held| holds_any(held, &mounts)) {
-            return Ok(Err("somebody reads or writes files of it from outside".to_owned()));
+            return Err("somebody reads or writes files of it from outside".into());
         }
-        Ok(Ok(moves))
+        Ok(moves)
+    }
+
+    /// What is mapped stays where it is.
+    fn look_at_mappings(&mut self, held: &Held, alive: &Alive, mounts: &Mounts<'_>) -> Fixed<()> {
+        self.in_use.insert(mount_id(CWD, &format!("/proc/{}/exe", held.pid))?);
+        for mapping in alive.mappings.iter().filter(|mapping| has_file(&mapping.kind)) {
+            let link =
+                format!("/proc/{}/map_files/{:x}-{:x}", held.pid, mapping.start, mapping.end);
+            let id = mount_id(CWD, &link)?;
+            self.in_use.insert(id);
+            let written = look_at_mapping((&link, id), path_of(&mapping.kind), mounts)?;
+            if written.is_some() && matches!(mapping.kind, MappingKind::Shared { .. }) {
+                // It would see nothing any more of what others write.
+                return Err("a file that was written is mapped together".into());
+            }
+            let new = |(spot, _): &(Spot, Stat)| self.mapped.iter().all(|(other, _)| other != spot);
+            let new = written.filter(new);
+            self.mapped.extend(new);
+        }
+        Ok(())
+    }
+
+    fn look_at_file(
+        &mut self,
+        (held, number): (&Held, i32),
+        (index, file): (usize, &'a OpenFile),
+        mounts: &Mounts<'_>,
+    ) -> Fixed<()> {
+        match &file.kind {
+            FileKind::Watch { watches } => {
+                if watches.iter().any(|(number, ..)| *number > NUMBER_MAX) {
+                    return Err("much was watched".into());
+                }
+                self.watches.push((index, file));
+                return Ok(());
+            }
+            FileKind::Deleted { .. } => {
+                let link = format!("/proc/{}/fd/{number}", held.pid);
+                self.in_use.insert(mount_id(CWD, &link)?);
+            }
+            _ => {}
+        }
+        let found = look_at_open(held, number, file, mounts)?;
+        self.files.extend(found.map(|(spot, stat)| (index, file, spot, stat)));
+        Ok(())
     }
 
     /// The same files of the new mounts, as they were opened. What is open for writing is copied by the file system for
@@ -151,7 +184,7 @@ impl<'a> Moves<'a> {
         for (spot, was) in &self.mapped {
             let now = find(mounts, spot, OFlags::PATH).and_then(|fd| Ok(fstat(fd)?));
             if !now.is_ok_and(|now| is_same(was, &now) && was.st_ino == now.st_ino) {
-                return Err(format!("`{}` is mapped, and would be another file", spot.path));
+                return Err(format!("`{}` is mapped, and would be another file", spot.path).into());
             }
         }
         let again = |(index, file, spot, was): &(usize, &OpenFile, Spot, Stat)| {
@@ -160,7 +193,7 @@ impl<'a> Moves<'a> {
                 .map_err(|err| format!("`{}` cannot be opened again ({err})", spot.path))?;
             match fstat(&fd) {
                 Ok(now) if is_same(was, &now) => Ok((*index, fd)),
-                _ => Err(format!("`{}` would be another file", spot.path)),
+                _ => Err(format!("`{}` would be another file", spot.path).into()),
             }
         };
         let mut opened = self.files.iter().map(again).collect::<Fixed<Vec<_>>>()?;
@@ -213,35 +246,35 @@ fn path_of(kind: &MappingKind) -> Option<&str> {
     }
 }
 
-/// What is mapped stays where it is, so it must not be open for writing. The answer is one that the sandbox has changed.
+/// It must not be open for writing. The answer is one that the sandbox has changed.
 fn look_at_mapping(
     (link, id): (&str, u64),
     path: Option<&str>,
     mounts: &Mounts<'_>,
-) -> io::Result<Fixed<Option<(Spot, Stat)>>> {
+) -> Fixed<Option<(Spot, Stat)>> {
     const WRITE: u32 = 0o200;
     if !mounts.has(id) {
-        return Ok(Ok(None));
+        return Ok(None);
     }
     // The link tells how the file was opened.
     if lstat(link)?.st_mode & WRITE != 0 {
         let what = path.unwrap_or("a file without a name");
-        return Ok(Err(format!("`{what}` is mapped, and was opened for writing")));
+        return Err(format!("`{what}` is mapped, and was opened for writing").into());
     }
-    let Some(spot) = path.and_then(|path| mounts.spot(id, path)) else { return Ok(Ok(None)) };
+    let Some(spot) = path.and_then(|path| mounts.spot(id, path)) else { return Ok(None) };
     match lstat(mounts.all[spot.mount].upper.join(&spot.path)) {
-        Err(Errno::NOENT | Errno::NOTDIR) => Ok(Ok(None)),
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
         Err(err) => Err(err.into()),
-        Ok(_) => Ok(Ok(Some((spot, stat(link)?)))),
+        Ok(_) => Ok(Some((spot, stat(link)?))),
     }
 }
 
-fn look_at_file(
+fn look_at_open(
     held: &Held,
     number: i32,
     file: &OpenFile,
     mounts: &Mounts<'_>,
-) -> io::Result<Fixed<Option<(Spot, Stat)>>> {
+) -> Fixed<Option<(Spot, Stat)>> {
     let pull = || pidfd_getfd(&held.pidfd, number, PidfdGetfdFlags::empty());
     let is_path = |family: i32, address: &[u8]| {
         family == libc::AF_UNIX && address.get(2).is_some_and(|first| *first != 0)
@@ -250,7 +283,7 @@ fn look_at_file(
         FileKind::Path { path, directory, .. } => {
             let fd = pull()?;
             let Some(spot) = mounts.spot(mount_id(fd.as_fd(), "")?, path) else {
-                return Ok(Ok(None));
+                return Ok(None);
             };
             match (directory, file.flags & (libc::O_PATH | libc::O_ACCMODE)) {
                 // Databases know a file by its device and inode, and open it again when they need it once more: which of
@@ -262,14 +295,14 @@ fn look_at_file(
                 }
                 // Who goes through directories compares what he meets with what he came from.
                 (true, libc::O_RDONLY) => format!("directory `{path}` is open"),
-                _ => return Ok(Ok(Some((spot, fstat(&fd)?)))),
+                _ => return Ok(Some((spot, fstat(&fd)?))),
             }
         }
         FileKind::Deleted { .. } | FileKind::Memory { .. }
             if file.flags & libc::O_ACCMODE != libc::O_RDONLY =>
         {
             if !mounts.has(mount_id(pull()?.as_fd(), "")?) {
-                return Ok(Ok(None));
+                return Ok(None);
             }
             "a file without a name is open for writing".to_owned()
         }
@@ -282,23 +315,20 @@ fn look_at_file(
         {
             "a socket with a name is open".to_owned()
         }
-        _ => return Ok(Ok(None)),
+        _ => return Ok(None),
     };
-    Ok(Err(why))
+    Err(why.into())
 }
 
 /// Whoever stands on the root itself is taken along by the kernel.
-fn look_at_cwd(
-    held: &Held,
-    alive: &Alive,
-    mounts: &Mounts<'_>,
-) -> io::Result<Fixed<Option<OwnedFd>>> {
+fn look_at_cwd(held: &Held, alive: &Alive, mounts: &Mounts<'_>) -> Fixed<Option<OwnedFd>> {
     let id = mount_id(CWD, &format!("/proc/{}/cwd", held.pid))?;
     let Some(spot) = mounts.spot(id, &alive.cwd).filter(|_| alive.cwd != "/") else {
-        return Ok(Ok(None));
+        return Ok(None);
     };
     let found = find(mounts.all, &spot, OFlags::PATH | OFlags::DIRECTORY);
-    Ok(found.map(Some).map_err(|err| format!("`{}` cannot be opened again ({err})", alive.cwd)))
+    let again = found.map_err(|err| format!("`{}` cannot be opened again ({err})", alive.cwd))?;
+    Ok(Some(again))
 }
 
 /// Process 1 and its copies work for others outside. What cannot be looked at counts as held.
