@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Outcome, Shared,
-    switch::{SwitchSpec, enter, make_overlays, stand_where, take_lock},
+    switch::{SwitchSpec, enter, make_overlays, stand_where, take_first},
 };
 use crate::driver::local::{
     root,
@@ -49,8 +49,8 @@ fn dialogue(
     driver: &OwnedFd,
     mut fds: Vec<OwnedFd>,
 ) -> Result<(), Failure> {
-    let _lock = take_lock(&mut fds)?;
-    let floor = take_lock(&mut fds)?;
+    let _lock = take_first(&mut fds)?;
+    let floor = take_first(&mut fds)?;
     let overlays = make_overlays(spec, shared)?;
     let made: Vec<_> = overlays.iter().map(|(_, overlay)| overlay.as_fd()).collect();
     wire::send(driver, &Outcome::Made, &made).doing("tell of overlays")?;

@@ -35,7 +35,7 @@ pub(super) fn switch(
     shared: &Shared,
     mut fds: Vec<OwnedFd>,
 ) -> Result<(Outcome, OwnedFd), Failure> {
-    let _lock = take_lock(&mut fds)?;
+    let _lock = take_first(&mut fds)?;
     let (mounts, root) = match <[OwnedFd; 3]>::try_from(fds) {
         Ok([users, mounts, root]) => {
             enter(&users, LinkNameSpaceType::User)?;
@@ -67,10 +67,13 @@ pub(super) fn stand_where(root: &OwnedFd) -> Result<(), Failure> {
     stand.doing("stand where the sandbox's init stands")
 }
 
-/// Held while we work: whoever finds the sandbox of a driver that was killed waits for us.
-pub(super) fn take_lock(fds: &mut Vec<OwnedFd>) -> Result<OwnedFd, Failure> {
+/// The next of the descriptors that came. The first is the sandbox's lock, held while we work: whoever finds the sandbox of a
+/// driver that was killed waits for us.
+pub(super) fn take_first(fds: &mut Vec<OwnedFd>) -> Result<OwnedFd, Failure> {
     match fds.is_empty() {
-        true => Err(Failure::new("lock", &std::io::Error::other("a descriptor is missing"))),
+        true => {
+            Err(Failure::new("take what came", &std::io::Error::other("a descriptor is missing")))
+        }
         false => Ok(fds.remove(0)),
     }
 }
@@ -81,7 +84,7 @@ pub(super) fn on_layers(
     work: &LayerWork,
     mut fds: Vec<OwnedFd>,
 ) -> Result<Outcome, Failure> {
-    let _lock = take_lock(&mut fds)?;
+    let _lock = take_first(&mut fds)?;
     if let Some(users) = fds.first() {
         enter(users, LinkNameSpaceType::User)?;
     }
