@@ -5,7 +5,8 @@
 //! gone. See [`owner`] for what must not be done to that directory.
 //!
 //! Writes go through one thread of the handle, reads after the first few through another, so that no executor waits
-//! for a disk and no read waits for a write. Both threads have ended when the handle is dropped. A program that does
+//! for a disk and no read waits for a write. What is small, and has neither others nor the disk to wait for, is done by
+//! whoever asks: in less time than it takes to wake a thread. Both threads have ended when the handle is dropped. A program that does
 //! one thing and leaves needs neither: see [`SqliteCatalog::open_here`].
 
 use std::{
@@ -66,6 +67,9 @@ use worker::Worker;
 /// open than all of them to answer.
 const READS_BY_WRITER: u64 = 24;
 
+/// So many claims of an operation, or sandboxes of a commit, are written before anybody notices.
+const FEW: usize = 8;
+
 pub struct SqliteCatalog {
     // In the order in which they must end: what was asked for is done before the owner is gone.
     writer: Worker,
@@ -107,18 +111,30 @@ impl SqliteCatalog {
         Ok(self.reader.get_or_init(|| reader))
     }
 
+    fn whoever_reads(&self) -> CatalogResult<&Worker> {
+        let few = self.reads.load(Ordering::Relaxed) < READS_BY_WRITER;
+        self.reads.fetch_add(1, Ordering::Relaxed);
+        match few || matches!(self.writer, Worker::Here(_)) {
+            true => Ok(&self.writer),
+            false => self.reader(),
+        }
+    }
+
     async fn read<T: Send + 'static>(
         &self,
         operation: &'static str,
         job: impl FnOnce(&Transaction<'_>) -> Answer<T> + Send + 'static,
     ) -> CatalogResult<T> {
-        let few = self.reads.load(Ordering::Relaxed) < READS_BY_WRITER;
-        let worker = match few || matches!(self.writer, Worker::Here(_)) {
-            true => &self.writer,
-            false => self.reader()?,
-        };
-        self.reads.fetch_add(1, Ordering::Relaxed);
-        worker.run(Access::Read, operation, job).await
+        self.whoever_reads()?.run(Access::Read, operation, job).await
+    }
+
+    /// For one record.
+    async fn read_one<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        job: impl FnOnce(&Transaction<'_>) -> Answer<T> + Send + 'static,
+    ) -> CatalogResult<T> {
+        self.whoever_reads()?.run_soon(Access::Read, operation, job).await
     }
 
     async fn write<T: Send + 'static>(
@@ -127,6 +143,24 @@ impl SqliteCatalog {
         job: impl FnOnce(&Transaction<'_>) -> Answer<T> + Send + 'static,
     ) -> CatalogResult<T> {
         self.writer.run(Access::Write { durable: false }, operation, job).await
+    }
+
+    /// For a few records.
+    async fn write_few<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        job: impl FnOnce(&Transaction<'_>) -> Answer<T> + Send + 'static,
+    ) -> CatalogResult<T> {
+        self.writer.run_soon(Access::Write { durable: false }, operation, job).await
+    }
+}
+
+/// What a deletion frees is not known before.
+fn is_small(change: &Change) -> bool {
+    match change {
+        Change::SandboxesAdded { sandboxes, .. } => sandboxes.len() <= FEW,
+        Change::SnapshotDeleted { .. } | Change::SandboxRemoved { .. } => false,
+        _ => true,
     }
 }
 
@@ -147,8 +181,13 @@ impl Catalog for SqliteCatalog {
 
     async fn begin(&self, operation: &Operation) -> CatalogResult<Claim> {
         let (us, wanted) = (self.owner(), operation.clone());
-        let begun = self.write("begin an operation", move |tx| operation::begin(tx, us, &wanted));
-        match begun.await? {
+        let (doing, begin) =
+            ("begin an operation", move |tx: &Transaction<'_>| operation::begin(tx, us, &wanted));
+        let begun = match operation.claims().len() <= FEW {
+            true => self.write_few(doing, begin).await?,
+            false => self.write(doing, begin).await?,
+        };
+        match begun {
             Ok(claim) => Ok(claim),
             Err(busy) => {
                 let by = Box::new(self.owner.describe(busy.by));
@@ -158,11 +197,15 @@ impl Catalog for SqliteCatalog {
     }
 
     async fn commit(&self, claim: &Claim, change: &Change) -> CatalogResult<Vec<Chore>> {
+        let is_small = is_small(change);
         let (us, claim, change) = (self.owner(), *claim, change.clone());
         let durable = change.must_be_durable();
         let job = move |tx: &Transaction<'_>| change::commit(tx, us, &claim, &change);
-        let committed =
-            self.writer.run(Access::Write { durable }, "commit an operation", job).await?;
+        let (access, doing) = (Access::Write { durable }, "commit an operation");
+        let committed = match is_small {
+            true => self.writer.run_soon(access, doing, job).await?,
+            false => self.writer.run(access, doing, job).await?,
+        };
         if !durable && !committed.is_empty() {
             // What the chores name is about to be destroyed for good. A commit that a power cut
             // took back must not be left without it.
@@ -197,13 +240,13 @@ impl Catalog for SqliteCatalog {
     }
 
     async fn sandbox(&self, id: SandboxId) -> CatalogResult<SandboxRecord> {
-        self.read("find a sandbox", move |tx| find::sandbox(tx, id)).await
+        self.read_one("find a sandbox", move |tx| find::sandbox(tx, id)).await
     }
 
     async fn find_sandbox(&self, driver: &str, reference: &str) -> CatalogResult<SandboxRecord> {
         let (driver, reference) = (driver.to_owned(), reference.to_owned());
         let job = move |tx: &Transaction<'_>| find::find_sandbox(tx, &driver, &reference);
-        self.read("find a sandbox", job).await
+        self.read_one("find a sandbox", job).await
     }
 
     async fn find_former_sandbox(
@@ -222,12 +265,12 @@ impl Catalog for SqliteCatalog {
     }
 
     async fn snapshot(&self, id: SnapshotId) -> CatalogResult<SnapshotRecord> {
-        self.read("find a snapshot", move |tx| find::snapshot(tx, id)).await
+        self.read_one("find a snapshot", move |tx| find::snapshot(tx, id)).await
     }
 
     async fn find_snapshot(&self, reference: &str) -> CatalogResult<SnapshotRecord> {
         let reference = reference.to_owned();
-        self.read("find a snapshot", move |tx| find::find_snapshot(tx, &reference)).await
+        self.read_one("find a snapshot", move |tx| find::find_snapshot(tx, &reference)).await
     }
 
     async fn snapshots(&self, query: &SnapshotQuery) -> CatalogResult<Page<SnapshotRecord>> {

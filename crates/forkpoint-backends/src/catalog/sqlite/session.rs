@@ -13,7 +13,8 @@ use std::{
 
 use forkpoint_core::catalog::CatalogResult;
 use rusqlite::{
-    Connection, OpenFlags, Transaction, TransactionBehavior, config::DbConfig, hooks::Wal,
+    Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, config::DbConfig,
+    hooks::Wal,
 };
 
 use super::{
@@ -122,6 +123,45 @@ impl Session {
         self.attempt(access, job).map_err(|fault| self.place.explain(operation, fault))
     }
 
+    /// The same, if it has to wait neither for others who write nor for the disk. Else the job is given back.
+    pub(super) fn transact_at_once<T, J>(
+        &mut self,
+        access: Access,
+        operation: &'static str,
+        job: J,
+    ) -> Result<CatalogResult<T>, J>
+    where
+        J: FnOnce(&Transaction<'_>) -> Answer<T>,
+    {
+        let syncs = access == Access::Write { durable: true };
+        // A commit that makes it longer than it may be writes it back.
+        if syncs || self.log.load(Ordering::Relaxed) >= LOG_PAGES_MAX / 2 {
+            return Err(job);
+        }
+        let place = Arc::clone(&self.place);
+        let answer = match self.begin_at_once(access) {
+            Ok(Some(transaction)) => finish(transaction, job),
+            Ok(None) => return Err(job),
+            Err(fault) => Err(fault),
+        };
+        Ok(answer.map_err(|fault| place.explain(operation, fault)))
+    }
+
+    /// `None` where somebody else writes.
+    fn begin_at_once(&mut self, access: Access) -> Answer<Option<Transaction<'_>>> {
+        if access != Access::Read {
+            self.sync_at_commit(false)?;
+        }
+        let connection: &Connection = self.connection()?;
+        connection.busy_timeout(Duration::ZERO)?;
+        let begun = Transaction::new_unchecked(connection, behavior(access));
+        connection.busy_timeout(BUSY_TIMEOUT)?;
+        match begun {
+            Err(err) if err.sqlite_error_code() == Some(ErrorCode::DatabaseBusy) => Ok(None),
+            begun => Ok(Some(begun?)),
+        }
+    }
+
     fn attempt<T>(
         &mut self,
         access: Access,
@@ -130,15 +170,7 @@ impl Session {
         if let Access::Write { durable } = access {
             self.sync_at_commit(durable)?;
         }
-        let behavior = match access {
-            Access::Read => TransactionBehavior::Deferred,
-            Access::Write { .. } => TransactionBehavior::Immediate,
-        };
-        let transaction = self.connection()?.transaction_with_behavior(behavior)?;
-        check_version(&transaction)?;
-        let answer = job(&transaction)?;
-        transaction.commit()?;
-        Ok(answer)
+        finish(self.connection()?.transaction_with_behavior(behavior(access))?, job)
     }
 
     fn connection(&mut self) -> Answer<&mut Connection> {
@@ -216,6 +248,9 @@ fn connect(path: &Path, more: OpenFlags) -> Answer<Connection> {
     connection.busy_timeout(BUSY_TIMEOUT)?;
     // Else every command line writes the log back when it leaves, and syncs it three times.
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+    // Else a statement whose plan could depend on a parameter is compiled anew each time one is bound, which takes longer
+    // than to run it. None of ours does.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     connection.set_prepared_statement_cache_capacity(CACHED_STATEMENTS);
     connection.execute_batch(PRAGMAS)?;
     Ok(connection)
@@ -240,6 +275,23 @@ fn known(version: i64) -> Answer<usize> {
         Ok(version) => Ok(version),
         Err(_) => Err(Fault::Damaged(format!("its version is {version}"))),
     }
+}
+
+fn behavior(access: Access) -> TransactionBehavior {
+    match access {
+        Access::Read => TransactionBehavior::Deferred,
+        Access::Write { .. } => TransactionBehavior::Immediate,
+    }
+}
+
+fn finish<T>(
+    transaction: Transaction<'_>,
+    job: impl FnOnce(&Transaction<'_>) -> Answer<T>,
+) -> Answer<T> {
+    check_version(&transaction)?;
+    let answer = job(&transaction)?;
+    transaction.commit()?;
+    Ok(answer)
 }
 
 /// A newer process may have migrated the file since we opened it.

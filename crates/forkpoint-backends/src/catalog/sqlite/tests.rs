@@ -1,4 +1,6 @@
-//! What the planner makes of the statements that must not look at every snapshot, and what is synced.
+//! What the planner makes of the statements that must not look at every snapshot, what is synced, and who does it.
+
+use std::sync::mpsc;
 
 use forkpoint_core::{
     Timestamp,
@@ -13,8 +15,8 @@ use forkpoint_core::{
     trigger::Trigger,
 };
 use forkpoint_testkit::conformance::catalog::scene::*;
-use futures::executor::block_on;
-use rusqlite::{Transaction, params_from_iter, types::Value};
+use futures::{FutureExt as _, executor::block_on};
+use rusqlite::{StatementStatus, Transaction, params_from_iter, types::Value};
 
 use super::{
     SqliteCatalog,
@@ -257,4 +259,95 @@ fn a_long_log_is_written_back_by_the_thread_and_at_the_end() {
     assert_eq!(len(), before, "the commit waited for it");
     drop(catalog);
     assert!(len() > before);
+}
+
+/// With other values each time, and for those of which SQLite would rather make another plan.
+#[test]
+fn statements_are_compiled_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let (_, mut session) = Session::create(&directory.path().join("catalog.db")).unwrap();
+    let answer = session.transact(Access::Write { durable: false }, "test", |tx| {
+        for (sql, values) in [
+            (sql!("blocker"), [["a", "1"].as_slice(), &["b", "0"]]),
+            (sql!("hold_as"), [&["local", "a", "b"], &["local", "c", "d"]]),
+        ] {
+            for values in values {
+                let mut statement = tx.prepare_cached(sql)?;
+                let mut rows = statement.query(params_from_iter(values))?;
+                assert!(rows.next()?.is_none());
+            }
+            let anew = tx.prepare_cached(sql)?.get_status(StatementStatus::RePrepare);
+            assert_eq!(anew, 0, "{sql}");
+        }
+        Ok(())
+    });
+    answer.unwrap();
+}
+
+#[test]
+fn what_is_small_is_done_by_whoever_asks() {
+    let directory = tempfile::tempdir().unwrap();
+    let catalog = SqliteCatalog::open(directory.path().join("catalog.db")).unwrap();
+    let made = sandbox(1);
+    let claim = catalog.begin(&creation(&made)).now_or_never().expect("nothing is in its way");
+    let committed = catalog.commit(&claim.unwrap(), &created(&made)).now_or_never();
+    committed.expect("nothing is in its way").unwrap();
+    let found = catalog.sandbox(made.id).now_or_never().expect("nothing is in its way");
+    assert_eq!(found.unwrap(), made);
+}
+
+#[test]
+fn whoever_asks_waits_for_nobody() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("catalog.db");
+    let catalog = SqliteCatalog::open(&path).unwrap();
+    let (_, mut other) = Session::create(&path).unwrap();
+    // Another process writes: the thread waits for it.
+    let (write, written) = mpsc::channel();
+    let (begun, begins) = mpsc::channel();
+    let writes = std::thread::spawn(move || {
+        let wait = |tx: &Transaction<'_>| {
+            tx.execute(sql!("touch"), [])?;
+            begun.send(()).unwrap();
+            written.recv().unwrap();
+            Ok(())
+        };
+        other.transact(Access::Write { durable: false }, "test", wait).unwrap();
+    });
+    begins.recv().unwrap();
+    let operation = creation(&sandbox(1));
+    let mut begin = catalog.begin(&operation);
+    assert!((&mut begin).now_or_never().is_none());
+    write.send(()).unwrap();
+    let claim = block_on(begin).unwrap();
+    writes.join().unwrap();
+
+    // What must survive a power cut waits for the disk.
+    let mut durable = sandbox(1);
+    durable.labels = labels();
+    block_on(catalog.commit(&claim, &created(&durable))).unwrap();
+    let mut snapshot = snapshot(1, 1);
+    snapshot.durable = true;
+    let claim = block_on(catalog.begin(&snapshotting(&snapshot))).unwrap();
+    let change = taken(&snapshot);
+    let mut commit = catalog.commit(&claim, &change);
+    assert!((&mut commit).now_or_never().is_none());
+    block_on(commit).unwrap();
+}
+
+/// Whoever asks does not write it back, and the thread that does is asleep.
+#[test]
+fn a_log_that_others_made_long_is_written_back_by_the_thread() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("catalog.db");
+    let len = || std::fs::metadata(&path).unwrap().len();
+    let catalog = SqliteCatalog::open(&path).unwrap();
+    let before = len();
+    let write = |tx: &Transaction<'_>| Ok(tx.execute_batch(PAGES)?);
+    let access = Access::Write { durable: false };
+    let written = catalog.writer.run_soon(access, "test", write).now_or_never();
+    written.expect("nothing is in its way").unwrap();
+    while len() == before {
+        std::thread::yield_now();
+    }
 }
