@@ -26,7 +26,7 @@ use crate::{
     image::{Alive, Descriptor, FileKind, Life, OpenFile, Process},
     sys::{
         socket::{set_terminal_group, take_terminal},
-        task::{block_signals, end_as, fork_as, kill, set_signals},
+        task::{block_signals, end_as, fork_as, give_way, kill, set_signals, take_way},
     },
 };
 
@@ -34,7 +34,13 @@ use crate::{
 pub(super) fn spawn(plan: &Plan<'_>) -> Result<()> {
     let mask = block_signals();
     let all: Vec<usize> = (0..plan.snapshot().processes.len()).collect();
+    // Else a copy that was just made may run at once where its parent runs, before the parent has sent it elsewhere. Each
+    // sets its own policy.
+    let policy = give_way();
     let result = children(plan, &Spread::of(plan.snapshot()), 1, &all);
+    if let Some(policy) = policy {
+        take_way(policy).system("run as before")?;
+    }
     set_signals(mask);
     result
 }

@@ -197,6 +197,31 @@ pub(crate) fn set_scheduling(tid: i32, [policy, priority, nice]: [i64; 3]) -> io
     }
 }
 
+/// A policy to go back to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Policy(i32);
+
+/// From now on, this thread and the copies that it makes do not interrupt each other as soon as they are woken. `None` where
+/// it has a policy of its own.
+pub(crate) fn give_way() -> Option<Policy> {
+    // SAFETY: plain integers.
+    let policy = unsafe { libc::sched_getscheduler(0) };
+    let usual = policy == libc::SCHED_OTHER;
+    (usual && set_policy(libc::SCHED_BATCH).is_ok()).then_some(Policy(policy))
+}
+
+pub(crate) fn take_way(Policy(policy): Policy) -> io::Result<()> {
+    set_policy(policy)
+}
+
+fn set_policy(policy: i32) -> io::Result<()> {
+    // SAFETY: a struct of integers, for which zero is valid, and which outlives the call.
+    unsafe {
+        let param: libc::sched_param = mem::zeroed();
+        check(libc::sched_setscheduler(0, policy, &raw const param).into()).map(drop)
+    }
+}
+
 pub(crate) fn set_affinity(tid: i32, bits: &[u8]) -> io::Result<()> {
     // SAFETY: the kernel reads at most as many bytes as it is told.
     check(unsafe {

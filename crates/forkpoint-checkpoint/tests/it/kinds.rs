@@ -185,6 +185,28 @@ def told():
     );
 }
 
+/// Copies of process 1 are made with another policy than what they become has, and process 1 has its own again.
+#[test]
+fn who_had_no_policy_of_its_own_has_none() {
+    crate::locks::answers(
+        "
+import threading
+thread = {}
+def work():
+    thread['id'] = threading.get_native_id()
+    while True: time.sleep(1)
+threading.Thread(target=work, daemon=True).start()
+while 'id' not in thread: time.sleep(0.001)
+child = os.fork()
+if child == 0:
+    while True: time.sleep(1)
+def told():
+    for who in 1, 0, child, thread['id']: yield os.sched_getscheduler(who)
+",
+        "0\n0\n0\n0",
+    );
+}
+
 /// Each is sent to a processor on its way back, and may run on all of them again; one that may not stays where it is.
 #[test]
 fn processes_may_run_where_they_could() {
