@@ -21,7 +21,7 @@ mod tests;
 pub use chain::Chain;
 pub(crate) use chain::Piece;
 pub(crate) use file::write;
-pub use file::{FILES, Image, ImageId, machine, sync};
+pub use file::{FILES, Image, ImageId, LastMachine, machine, sync};
 pub use model::*;
 pub use mount::*;
 pub use open::*;

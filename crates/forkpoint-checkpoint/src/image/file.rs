@@ -5,6 +5,7 @@ use std::{
     fs::{self, File},
     io::{self, IoSlice, Read as _, Write as _},
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
 };
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -70,6 +71,27 @@ pub fn machine(path: &Path) -> Result<Machine, ImageError> {
     read_header(path).map(|(header, _): (HeaderOfMachine, _)| header.snapshot.machine)
 }
 
+/// Where the image was captured that was asked about last, which is likely to be asked about again.
+#[derive(Debug, Default)]
+pub struct LastMachine(Mutex<Option<(PathBuf, Print, Machine)>>);
+
+impl LastMachine {
+    /// As [`machine`], of the file as it is now.
+    pub fn of(&self, path: &Path) -> Result<Machine, ImageError> {
+        let Ok(now) = print(path, HEADER) else { return machine(path) };
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((of, print, machine)) = &*last
+            && of == path
+            && *print == now
+        {
+            return Ok(machine.clone());
+        }
+        let found = machine(path)?;
+        *last = Some((path.to_owned(), now, found.clone()));
+        Ok(found)
+    }
+}
+
 /// An image, checked.
 #[derive(Debug)]
 pub struct Image {
@@ -88,15 +110,16 @@ pub struct Image {
 type Print = (u64, u64, u64, (i64, i64), (i64, i64));
 
 fn prints(directory: &Path) -> io::Result<[Print; 2]> {
+    Ok([print(directory, HEADER)?, print(directory, PAGES)?])
+}
+
+fn print(directory: &Path, name: &str) -> io::Result<Print> {
     use std::os::unix::fs::MetadataExt as _;
-    let print = |name: &str| {
-        let found = fs::metadata(directory.join(name))?;
-        let (modified, changed) = (found.mtime(), found.ctime());
-        let modified = (modified, found.mtime_nsec());
-        let changed = (changed, found.ctime_nsec());
-        Ok::<_, io::Error>((found.dev(), found.ino(), found.len(), modified, changed))
-    };
-    Ok([print(HEADER)?, print(PAGES)?])
+    let found = fs::metadata(directory.join(name))?;
+    let (modified, changed) = (found.mtime(), found.ctime());
+    let modified = (modified, found.mtime_nsec());
+    let changed = (changed, found.ctime_nsec());
+    Ok((found.dev(), found.ino(), found.len(), modified, changed))
 }
 
 /// Writes an image as the directory `path`, which must not exist. `blocks` are its pages.

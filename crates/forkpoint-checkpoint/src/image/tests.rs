@@ -329,6 +329,24 @@ fn body(dir: &Path) -> serde_json::Value {
 }
 
 #[test]
+fn a_header_is_read_again_when_it_changes() {
+    let dir = TempDir::new().unwrap();
+    let (path, _) = first(dir.path());
+    let last = LastMachine::default();
+    let wanted = machine(&path).unwrap();
+    for _ in 0..2 {
+        assert_eq!(last.of(&path).unwrap(), wanted);
+    }
+    let header = path.join(FILES[0]);
+    let mut bytes = fs::read(&header).unwrap();
+    bytes[200] ^= 1;
+    fs::write(&header, bytes).unwrap();
+    last.of(&path).unwrap_err();
+    fs::remove_dir_all(&path).unwrap();
+    last.of(&path).unwrap_err();
+}
+
+#[test]
 fn what_cannot_be_true_is_refused() {
     let dir = TempDir::new().unwrap();
     let good = body(dir.path());

@@ -90,6 +90,15 @@ impl Client {
         Some(Worker(ours))
     }
 
+    /// Who was told something before may be about to do it where we have come to run since.
+    pub(super) fn step_aside(&self) {
+        if let Ok(running) = self.running.try_lock()
+            && let Some(spawner) = &*running
+        {
+            spawner.keep_off_our_processor();
+        }
+    }
+
     /// Nobody waits.
     pub(super) fn tell(&self, order: &Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.send(order, fds)

@@ -63,6 +63,13 @@ impl Host {
         }
     }
 
+    /// Whoever was told to expect something is woken meanwhile.
+    pub(super) fn make_way_for_expected(&self) {
+        if self.expected.get().is_some() {
+            self.client.step_aside();
+        }
+    }
+
     /// Whoever was expected for such a launch.
     pub(super) fn take_expected(&self, wanted: &Shape) -> Option<Worker> {
         let expected = self.expected.get().take_if(|(shape, ..)| shape == wanted);

@@ -7,6 +7,7 @@ use std::{
     sync::Arc,
 };
 
+use forkpoint_checkpoint::image::LastMachine;
 use forkpoint_core::{
     driver::{
         Artifact, DriverError, DriverResult, SandboxState, SandboxStatus, SandboxUsage,
@@ -73,6 +74,7 @@ pub(super) struct Host {
     pub(super) pool: Pool,
     pub(super) expected: Expected,
     pub(super) last_gone_back_to: LastGoneBackTo,
+    pub(super) last_machine: LastMachine,
     pub(super) live_rotation: bool,
     isolation: Isolation,
 }
@@ -109,6 +111,7 @@ impl Host {
             pool,
             expected,
             last_gone_back_to,
+            last_machine: LastMachine::default(),
             live_rotation,
             isolation,
         }))
@@ -187,6 +190,7 @@ impl Host {
         spec: &SandboxSpec,
         from: Option<&Artifact>,
     ) -> DriverResult<()> {
+        self.make_way_for_expected();
         let _held = self.hold_templates(&spec.template)?;
         let data = from.map(parse_artifact).transpose()?;
         let images = match &data {

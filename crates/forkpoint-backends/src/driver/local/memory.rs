@@ -302,7 +302,7 @@ impl Host {
         snapshot: SnapshotId,
     ) -> DriverResult<()> {
         let Some(top) = self.memory_images(data).pop() else { return Ok(()) };
-        let machine = image::machine(&top).map_err(damaged(snapshot))?;
+        let machine = self.last_machine.of(&top).map_err(damaged(snapshot))?;
         checkpoint::restore::check_machine(&machine).map_err(full_error)
     }
 }

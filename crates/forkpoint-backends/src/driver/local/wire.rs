@@ -23,7 +23,7 @@ use rustix::{
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
         SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
-        SocketType, bind, connect, listen, recvmsg, sendmsg, socket_with, socketpair,
+        SocketType, bind, connect, listen, recv, recvmsg, sendmsg, socket_with, socketpair,
     },
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::DeserializeOwned};
@@ -122,7 +122,7 @@ fn send_packet(
 pub(super) fn receive<T: DeserializeOwned>(
     socket: impl AsFd,
 ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    let mut buffer = vec![0; PACKET_MAX];
+    let mut buffer = vec![0; next_len(&socket)?.min(PACKET_MAX)];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FDS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let message = loop {
@@ -147,6 +147,17 @@ pub(super) fn receive<T: DeserializeOwned>(
         Some(_) => {
             let body = fds.pop().ok_or_else(|| io::Error::other("a message without its body"))?;
             Ok(Some((read_body(body)?, fds)))
+        }
+    }
+}
+
+/// Of the next message, when there is one. A copy of a process pays for each page that it writes to, so none is written to that
+/// a message does not need.
+fn next_len(socket: impl AsFd) -> io::Result<usize> {
+    loop {
+        match recv(&socket, &mut [0; 0], RecvFlags::PEEK | RecvFlags::TRUNC) {
+            Err(Errno::INTR) => {}
+            result => return Ok(result?.1),
         }
     }
 }
