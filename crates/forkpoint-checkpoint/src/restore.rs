@@ -31,6 +31,7 @@ use crate::{
 mod assemble;
 mod board;
 mod files;
+mod identity;
 mod keeper;
 mod lazy;
 mod numbers;
@@ -46,6 +47,7 @@ mod watches;
 use self::{
     assemble::{Assembled, Whole},
     board::Board,
+    identity::Spots,
     lazy::Laziness,
     numbers::Numbers,
 };
@@ -71,16 +73,18 @@ pub struct Steps {
     scripts: Vec<Option<Assembled>>,
     /// `None`: all memory is there before anything runs.
     laziness: Option<Laziness>,
+    /// One for each process of the image.
+    spots: Vec<Spots>,
 }
 
 impl Steps {
     /// Checks that the image fits this machine, and assembles what is to be done. The caller has one thread,
     /// and will copy itself.
     pub fn new(chain: &Chain) -> Result<Self> {
-        Self::assemble(chain, None)
+        Self::assemble(chain, None, find_spots(chain)?)
     }
 
-    fn assemble(chain: &Chain, laziness: Option<Laziness>) -> Result<Self> {
+    fn assemble(chain: &Chain, laziness: Option<Laziness>, spots: Vec<Spots>) -> Result<Self> {
         let snapshot = &chain.top().snapshot;
         check_machine(&snapshot.machine)?;
         // Known to all copies from here on.
@@ -96,8 +100,18 @@ impl Steps {
             assemble::assemble(whole, &taken).map(Some).doing("assemble the steps", pid)
         });
         let scripts = scripts.collect::<Result<_>>()?;
-        Ok(Self { numbers, scripts, laziness })
+        Ok(Self { numbers, scripts, laziness, spots })
     }
+}
+
+fn find_spots(chain: &Chain) -> Result<Vec<Spots>> {
+    let snapshot = &chain.top().snapshot;
+    let find = |process: &Process| {
+        let Some(alive) = process.alive() else { return Ok(Spots::default()) };
+        let found = Spots::find(process.pid, alive, snapshot, chain);
+        found.doing("look for what it knows databases by", process.pid)
+    };
+    snapshot.processes.iter().map(find).collect()
 }
 
 /// All that is needed to bring a tree back, once.
@@ -247,7 +261,8 @@ impl<'a> Plan<'a> {
         at.and_then(|at| {
             let process = &self.snapshot().processes[at];
             let (alive, script) = (process.alive()?, self.steps.scripts[at].as_ref()?);
-            Some(Found { process, alive, script, status })
+            let spots = &self.steps.spots[at];
+            Some(Found { process, alive, script, spots, status })
         })
         .ok_or(Error::Ended { pid })
     }
@@ -272,6 +287,10 @@ impl<'a> Plan<'a> {
         if let Some(pager) = &mut pager {
             self.ask_for_pages(frozen, pager)?;
         }
+        for (held, found) in frozen.processes.iter().zip(&all) {
+            let renewed = found.spots.renew(held.pid);
+            renewed.doing("renew what it knows databases by", found.process.pid)?;
+        }
         for (held, found) in frozen.processes.iter_mut().zip(&all) {
             take_place(held, found).doing("take the place", found.process.pid)?;
         }
@@ -292,6 +311,7 @@ struct Found<'a> {
     process: &'a Process,
     alive: &'a Alive,
     script: &'a Assembled,
+    spots: &'a Spots,
     /// As it stands.
     status: Status,
 }

@@ -26,7 +26,7 @@ use super::{
 use crate::{
     coverage::{DEVICES, Findings, Reason, Whose},
     freeze::{Held, Tree},
-    image::{Descriptor, FileKind, MemoryId, OpenFile, Process},
+    image::{Descriptor, FileKind, Identity, MemoryId, OpenFile, Process},
     mounts::Names,
     sys::{self, Deadline},
 };
@@ -188,7 +188,8 @@ impl Files {
         if let FileKind::Pipe { pipe, .. } = &kind {
             self.half_pipes.push((file, *pipe, is_writer(flags), draft.whose.clone()));
         }
-        self.files.push(OpenFile { flags, kind, locks });
+        let identity = identity(seen, &kind);
+        self.files.push(OpenFile { flags, kind, locks, identity });
         self.holders.push((pid, number));
         self.inodes.push(stat.st_ino);
         Ok(Some(file))
@@ -291,7 +292,8 @@ impl Files {
             let foreground = controls.and_then(|draft| self.inside.get(&draft.foreground_outside));
             let foreground = foreground.copied().unwrap_or(0);
             let kind = terminal::master_of(&self.pull(file)?, terminal, foreground)?;
-            self.files.push(OpenFile { flags: libc::O_RDWR, kind, locks: Vec::new() });
+            let (flags, locks, identity) = (libc::O_RDWR, Vec::new(), None);
+            self.files.push(OpenFile { flags, kind, locks, identity });
             self.holders.push(self.holders[file]);
             self.inodes.push(0);
         }
@@ -408,6 +410,23 @@ pub(super) struct Seen<'a> {
     pub(super) name: &'a str,
     pub(super) flags: i32,
     pub(super) number: i32,
+}
+
+/// What is at the beginning of a database.
+const DATABASE: &[u8; 16] = b"SQLite format 3\0";
+
+/// Of a database: a library that has it open knows it by that.
+fn identity(seen: &Seen<'_>, kind: &FileKind) -> Option<Identity> {
+    let is_readable = seen.flags & libc::O_PATH == 0 && !is_writer(seen.flags);
+    let FileKind::Path { directory: false, .. } = kind else { return None };
+    if !is_readable || seen.stat.st_size < DATABASE.len() as i64 {
+        return None;
+    }
+    let mut start = [0; DATABASE.len()];
+    // What cannot be read is none: it is read in the same way.
+    rustix::io::pread(seen.fd, &mut start, 0).ok()?;
+    let (device, inode) = (seen.stat.st_dev, seen.stat.st_ino);
+    (start == *DATABASE).then_some(Identity { device, inode })
 }
 
 pub(super) fn is_writer(flags: i32) -> bool {

@@ -143,7 +143,7 @@ fn snapshot(stored: Vec<Stored>) -> Snapshot {
         memories: Vec::new(),
         mounts: vec![mount()],
         segments: vec![segment()],
-        files: vec![OpenFile { locks: Vec::new(), flags: 2, kind: path }],
+        files: vec![OpenFile { locks: Vec::new(), flags: 2, kind: path, identity: None }],
     }
 }
 

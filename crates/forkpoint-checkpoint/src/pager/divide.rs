@@ -24,8 +24,8 @@ pub(crate) struct Lazy {
 }
 
 impl Lazy {
-    /// `None`: all of it is there at once.
-    pub(crate) fn of(pid: i32, alive: &Alive, chain: &Chain) -> Option<Self> {
+    /// `None`: all of it is there at once, and not only `needed`.
+    pub(crate) fn of(pid: i32, alive: &Alive, chain: &Chain, needed: &[Range]) -> Option<Self> {
         let pages = |pages: &[Range]| ranges::len(pages);
         let all: u64 = alive.mappings.iter().map(|mapping| pages(&mapping.pages)).sum();
         if all < LAZY_FROM {
@@ -42,7 +42,7 @@ impl Lazy {
             eager > EAGER
         });
         mappings.sort_by_key(|mapping| mapping.start);
-        let early = written_by_the_kernel(alive);
+        let early = ranges::either(&written_by_the_kernel(alive), needed);
         let mut found = Self::default();
         for mapping in mappings {
             let wanted = ranges::without(&mapping.pages, &early);

@@ -4,7 +4,7 @@ use std::{io, os::fd::OwnedFd, time::Duration};
 
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
-use super::{Assembled, Found, Plan, Steps};
+use super::{Assembled, Found, Plan, Steps, find_spots, identity::Spots};
 use crate::{
     error::{Doing as _, Result},
     freeze::{Frozen, Held},
@@ -24,13 +24,15 @@ pub(super) struct Laziness {
 
 impl Laziness {
     /// `None`: everything is to be there at once.
-    pub(super) fn of(chain: &Chain) -> Option<Self> {
+    pub(super) fn of(chain: &Chain, spots: &[Spots]) -> Option<Self> {
         if chain.is_shared() {
             return None;
         }
-        let lazy = |process: &Process| Lazy::of(process.pid, process.alive()?, chain);
+        let lazy = |(process, spots): (&Process, &Spots)| {
+            Lazy::of(process.pid, process.alive()?, chain, &spots.pages())
+        };
         let processes: Vec<Option<Lazy>> =
-            chain.top().snapshot.processes.iter().map(lazy).collect();
+            chain.top().snapshot.processes.iter().zip(spots).map(lazy).collect();
         if processes.iter().all(Option::is_none) {
             return None;
         }
@@ -41,7 +43,8 @@ impl Laziness {
 impl Steps {
     /// As [`Steps::new`], but large processes run before all their memory is there.
     pub fn lazily(chain: &Chain) -> Result<Self> {
-        Self::assemble(chain, Laziness::of(chain))
+        let spots = find_spots(chain)?;
+        Self::assemble(chain, Laziness::of(chain, &spots), spots)
     }
 }
 

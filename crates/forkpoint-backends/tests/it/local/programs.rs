@@ -151,11 +151,25 @@ fn a_session_at_a_pseudo_terminal_goes_on() {
     });
 }
 
-/// In the middle of a transaction, of which others see nothing until it ends.
+/// In the middle of a transaction, of which others see nothing until it ends. Nor can they begin one meanwhile: connections
+/// of the same process, which SQLite keeps apart and the kernel does not.
 const SQLITE: &[u8] = b"
-import os, sqlite3, sys, time
-db = sqlite3.connect('/srv/db', isolation_level=None)
+import mmap, os, sqlite3, struct, sys, time
+if sys.argv[1] == 'wal': ballast = bytearray(os.urandom(1 << 20)) * 16
+def known():
+    now = os.stat('/srv/db'); return struct.pack('QQ', now.st_dev, now.st_ino)
+pages = mmap.mmap(-1, 8192, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+def connect(): return sqlite3.connect('/srv/db', isolation_level=None, timeout=0)
+def is_alone():
+    stranger = connect()
+    try: stranger.execute('begin immediate')
+    except sqlite3.OperationalError as err: return str(err) == 'database is locked' and pages[4088:4104] == known()
+    return False
+db = connect()
 db.execute('pragma journal_mode = ' + sys.argv[1])
+db.execute('create table others (n)')
+# Where it goes from one page to the next.
+pages[4088:4104] = known()
 db.execute('create table numbers (n)')
 db.execute('begin immediate')
 db.execute('pragma cache_size = 1')
@@ -168,12 +182,19 @@ while True:
     if os.path.exists('/srv/ask'):
         os.unlink('/srv/ask')
         db.execute('insert into numbers values (0)')
-        tell(db.execute('select count(*) from numbers where n = 0').fetchone()[0])
+        count = db.execute('select count(*) from numbers where n = 0').fetchone()[0]
+        tell(count if is_alone() else 'both write')
     if os.path.exists('/srv/commit'):
         os.unlink('/srv/commit')
         db.execute('commit')
-        if sys.argv[1] == 'wal': db.execute('insert into numbers values (1)')
-        tell('ok')
+        db.execute('begin immediate')
+        db.execute('insert into numbers values (1)')
+        alone = is_alone()
+        db.execute('commit')
+        connect().execute('insert into numbers values (1)')
+        db.execute('insert into numbers values (1)')
+        ones = [c.execute('select count(*) from numbers where n = 1').fetchone()[0] for c in (db, connect())]
+        tell('ok' if alone and ones == [3, 3] else (alone, ones))
 ";
 
 const COMMIT: &str = "rm -f /srv/told; touch /srv/commit; \
@@ -181,7 +202,6 @@ const COMMIT: &str = "rm -f /srv/told; touch /srv/commit; \
     [ \"$(sqlite3 /srv/db 'select count(*) from numbers where n < 1; pragma integrity_check')\" \
     = \"$(printf '5004\\nok')\" ] && cat /srv/told";
 
-/// A transaction after this one is another matter, unless it is in WAL mode: `docs/full-state.md` tells why.
 #[test]
 fn a_transaction_of_sqlite_goes_on_and_is_committed() {
     for mode in ["delete", "wal"] {
