@@ -86,7 +86,6 @@ impl Steps {
 
     fn assemble(chain: &Chain, laziness: Option<Laziness>, spots: Vec<Spots>) -> Result<Self> {
         let snapshot = &chain.top().snapshot;
-        check_machine(&snapshot.machine)?;
         // Known to all copies from here on.
         KernelPages::own().system("read our own mappings")?;
         let faults = laziness.as_ref().map(|laziness| laziness.maker.number());
@@ -104,8 +103,10 @@ impl Steps {
     }
 }
 
+/// Of an image that fits this machine.
 fn find_spots(chain: &Chain) -> Result<Vec<Spots>> {
     let snapshot = &chain.top().snapshot;
+    check_machine(&snapshot.machine)?;
     let find = |process: &Process| {
         let Some(alive) = process.alive() else { return Ok(Spots::default()) };
         let found = Spots::find(process.pid, alive, snapshot, chain);

@@ -289,6 +289,7 @@ fn look_at_open(
                 // Databases know a file by its device and inode, and open it again when they need it once more: which of
                 // their locks are whose, they would not know any more.
                 (false, libc::O_RDWR) => format!("`{path}` is open to be read and written"),
+                (false, _) if file.identity.is_some() => format!("`{path}` is a database"),
                 // Only the one name would be copied.
                 (false, libc::O_WRONLY) if fstat(&fd)?.st_nlink > 1 => {
                     format!("`{path}` has several names, and is open for writing")

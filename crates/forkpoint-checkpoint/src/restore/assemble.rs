@@ -427,9 +427,10 @@ fn own_state(script: &mut Script, pid: i32, thread: &Thread) -> io::Result<()> {
 
 fn scheduling(script: &mut Script, thread: &Thread) -> io::Result<()> {
     let [policy, priority, nice] = thread.scheduling;
-    // Also the usual one: copies of process 1 are made with another.
-    let param = script.put_words(&[priority as u64])?;
-    script.call(libc::SYS_sched_setscheduler, &[0, policy as u64, param]);
+    if policy != i64::from(libc::SCHED_OTHER) || priority != 0 {
+        let param = script.put_words(&[priority as u64])?;
+        script.call(libc::SYS_sched_setscheduler, &[0, policy as u64, param]);
+    }
     if nice != 0 {
         let whose = libc::PRIO_PROCESS as u64;
         script.call(libc::SYS_setpriority, &[whose, 0, nice as u64]);

@@ -3,10 +3,12 @@
 //! SQLite finds out whether a file that it opens is one that it has open already by device and inode, which it keeps in
 //! memory. In a copy a file has others. A connection from before and one from after would be strangers, and the kernel
 //! keeps the locks of one process from nobody in it: both would write at once. So where a process has a database open,
-//! the two numbers, side by side as it keeps them, are looked for in its pages, and those of the copy are put there
+//! what SQLite keeps of it is looked for in its pages, once for an image, and the numbers of the copy are put there
 //! before it runs.
 
 use std::{
+    array,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File},
     io,
     os::unix::fs::{FileExt as _, MetadataExt as _},
@@ -21,6 +23,12 @@ use crate::{
 /// Read at once.
 const BLOCK: u64 = 1 << 20;
 const WORD: u64 = 8;
+
+/// Who has more databases open, or more in memory that could be what is kept of one, is left as it is: a program has one of
+/// these for each database and library, and another may only look like SQLite to cost us time.
+const DATABASES_MAX: usize = 64;
+const FOUND_MAX: usize = 1024;
+const SPOTS_MAX: usize = 256;
 
 /// Where a process keeps what a database is known by.
 #[derive(Debug, Default)]
@@ -42,20 +50,24 @@ impl Spots {
         snapshot: &Snapshot,
         chain: &Chain,
     ) -> io::Result<Self> {
-        let databases = alive.descriptors.iter().filter_map(|descriptor| {
-            let identity = snapshot.files[descriptor.file].identity?;
-            Some((identity, descriptor.number))
-        });
-        let mut databases: Vec<(Identity, i32)> = databases.collect();
-        databases.sort_by_key(|(identity, _)| (identity.device, identity.inode));
-        databases.dedup_by_key(|(identity, _)| *identity);
-        let mut spots = Vec::new();
-        if !databases.is_empty() {
-            for mapping in alive.mappings.iter().filter(|mapping| is_private(mapping)) {
-                look(chain, chain.pieces(pid, mapping), &databases, &mut spots)?;
+        let databases = Databases::of(alive, snapshot);
+        let mut found = Vec::new();
+        if databases.by_inode.is_empty() || databases.by_inode.len() > DATABASES_MAX {
+            return Ok(Self::default());
+        }
+        for mapping in alive.mappings.iter().filter(|mapping| is_private(mapping)) {
+            let pages = Pages { chain, pieces: chain.pieces(pid, mapping) };
+            let mut candidates = Vec::new();
+            pages.find(&databases, &mut candidates)?;
+            if candidates.len() > FOUND_MAX {
+                return Ok(Self::default());
+            }
+            found.extend(candidates.into_iter().filter(|spot| pages.is_kept(spot.address, alive)));
+            if found.len() > SPOTS_MAX {
+                return Ok(Self::default());
             }
         }
-        Ok(Self(spots))
+        Ok(Self(found))
     }
 
     /// Pages that must be there before the process runs.
@@ -63,8 +75,7 @@ impl Spots {
         let pages = |spot: &Spot| {
             (spot.address & !(PAGE - 1), (spot.address + 2 * WORD).next_multiple_of(PAGE))
         };
-        let mut all: Vec<Range> = self.0.iter().map(pages).collect();
-        all.sort_unstable();
+        let all: Vec<Range> = self.0.iter().map(pages).collect();
         ranges::either(&all, &[])
     }
 
@@ -74,15 +85,21 @@ impl Spots {
             return Ok(());
         }
         let memory = File::options().read(true).write(true).open(format!("/proc/{outside}/mem"))?;
+        let mut seen = BTreeMap::new();
         for Spot { address, was, descriptor } in &self.0 {
-            let now = fs::metadata(format!("/proc/{outside}/fd/{descriptor}"))?;
-            let now = Identity { device: now.dev(), inode: now.ino() };
+            let now = match seen.get(descriptor) {
+                Some(now) => *now,
+                None => {
+                    let now = fs::metadata(format!("/proc/{outside}/fd/{descriptor}"))?;
+                    let now = Identity { device: now.dev(), inode: now.ino() };
+                    seen.insert(*descriptor, now);
+                    now
+                }
+            };
             let mut there = [0; 2 * WORD as usize];
             memory.read_exact_at(&mut there, *address)?;
-            if there != words(*was) {
-                return Err(io::Error::other("what it knows a database by is not where it was"));
-            }
-            if now != *was {
+            // What is something else by now is not ours to change.
+            if there == words(*was) && now != *was {
                 memory.write_all_at(&words(now), *address)?;
             }
         }
@@ -103,35 +120,131 @@ fn is_private(mapping: &Mapping) -> bool {
     matches!(mapping.kind, Anonymous { .. } | Private { .. } | Memory { private: true, .. })
 }
 
-fn look(
-    chain: &Chain,
-    pieces: &[Piece],
-    databases: &[(Identity, i32)],
-    spots: &mut Vec<Spot>,
-) -> io::Result<()> {
-    // The word before, and where it ended: the two may be in two pieces.
-    let mut before = (0, 0);
-    let mut block = Vec::new();
-    for piece in pieces {
-        let mut start = piece.start;
-        while start < piece.end {
-            block.resize((piece.end - start).min(BLOCK) as usize, 0);
-            let pages = &chain.images()[piece.image].pages;
-            pages.read_exact_at(&mut block, piece.at + (start - piece.start))?;
-            for (number, word) in (0..).zip(block.chunks_exact(WORD as usize)) {
-                let word = u64::from_ne_bytes(word.try_into().unwrap_or_default());
-                let address = start + number * WORD;
-                let is = |(is, _): &&(Identity, i32)| (is.device, is.inode) == (before.0, word);
-                if before.1 == address
-                    && let Some((was, descriptor)) = databases.iter().find(is)
-                {
-                    let address = address - WORD;
-                    spots.push(Spot { address, was: *was, descriptor: *descriptor });
+/// Those that a process has open, with a descriptor of each.
+struct Databases {
+    by_inode: BTreeMap<(u64, u64), i32>,
+    /// The lower halves of their inodes.
+    marks: BTreeSet<u32>,
+}
+
+impl Databases {
+    fn of(alive: &Alive, snapshot: &Snapshot) -> Self {
+        let open = alive.descriptors.iter().filter_map(|descriptor| {
+            let Identity { device, inode } = snapshot.files[descriptor.file].identity?;
+            Some(((inode, device), descriptor.number))
+        });
+        let by_inode: BTreeMap<_, _> = open.collect();
+        let marks = by_inode.keys().map(|(inode, _)| *inode as u32).collect();
+        Self { by_inode, marks }
+    }
+
+    /// Whether one may be in there. Most pages hold none, and this is told many bytes at a time.
+    fn may_be_in(&self, page: &[u8]) -> bool {
+        let has = |mark: u32| {
+            let halves = page.chunks_exact(4).map(|half| half.try_into().unwrap_or_default());
+            halves.fold(false, |has, half| has | (u32::from_ne_bytes(half) == mark))
+        };
+        self.marks.iter().any(|mark| has(*mark))
+    }
+}
+
+/// The pages of a mapping.
+struct Pages<'a> {
+    chain: &'a Chain,
+    pieces: &'a [Piece],
+}
+
+impl Pages<'_> {
+    /// Wherever device and inode stand side by side.
+    fn find(&self, databases: &Databases, found: &mut Vec<Spot>) -> io::Result<()> {
+        // The word before, and where it ended: the two may be in two pages.
+        let mut before = (0, 0);
+        let mut block = Vec::new();
+        for piece in self.pieces {
+            let mut start = piece.start;
+            while start < piece.end {
+                block.resize((piece.end - start).min(BLOCK) as usize, 0);
+                self.read(piece, start, &mut block)?;
+                for (number, page) in (0..).zip(block.chunks(PAGE as usize)) {
+                    let start = start + number * PAGE;
+                    match databases.may_be_in(page) {
+                        true => before = look(start, page, before, databases, found),
+                        false => before = (word(page, page.len() - 8), start + PAGE),
+                    }
+                    if found.len() > FOUND_MAX {
+                        return Ok(());
+                    }
                 }
-                before = (word, address + WORD);
+                start += block.len() as u64;
             }
-            start += block.len() as u64;
+        }
+        Ok(())
+    }
+
+    fn read(&self, piece: &Piece, start: u64, to: &mut [u8]) -> io::Result<()> {
+        let pages = &self.chain.images()[piece.image].pages;
+        pages.read_exact_at(to, piece.at + (start - piece.start))
+    }
+
+    /// What SQLite keeps of a file: device and inode, a lock, how many locks there are and of what kind, descriptors to be
+    /// closed later, how many connections there are, what they share, and the next and the previous file.
+    fn is_kept(&self, address: u64, alive: &Alive) -> bool {
+        let Some([_, _, lock, locks, kind, unused, users, shared, next, last]) =
+            self.words(address)
+        else {
+            return false;
+        };
+        let is_mapped =
+            |to: u64| alive.mappings.iter().any(|mapping| mapping.start <= to && to < mapping.end);
+        let leads = |to: u64| to == 0 || to.is_multiple_of(WORD) && is_mapped(to);
+        let (few, half) = (1 << 20, u64::from(u32::MAX));
+        [lock, unused, shared, next, last].into_iter().all(leads)
+            && locks & half < few
+            && locks >> 32 < few
+            && kind & 0xff <= 4
+            && kind >> 8 & 0xff <= 1
+            && (1..few).contains(&(users & half))
+    }
+
+    /// What is nowhere is zero.
+    fn words(&self, address: u64) -> Option<[u64; 10]> {
+        let mut bytes = [0; 80];
+        let end = address.checked_add(bytes.len() as u64)?;
+        for piece in self.pieces {
+            let (from, to) = (piece.start.max(address), piece.end.min(end));
+            if from < to {
+                let range = (from - address) as usize..(to - address) as usize;
+                self.read(piece, from, &mut bytes[range]).ok()?;
+            }
+        }
+        Some(array::from_fn(|number| word(&bytes, 8 * number)))
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u64 {
+    bytes.get(at..at + 8).and_then(|word| word.try_into().ok()).map_or(0, u64::from_ne_bytes)
+}
+
+/// Each word of a page, with the one before it: the last, and where it ended.
+fn look(
+    start: u64,
+    page: &[u8],
+    mut before: (u64, u64),
+    databases: &Databases,
+    found: &mut Vec<Spot>,
+) -> (u64, u64) {
+    for (number, inode) in page.chunks_exact(8).map(|bytes| word(bytes, 0)).enumerate() {
+        let address = start + number as u64 * WORD;
+        let (device, ends) = before;
+        before = (inode, address + WORD);
+        if ends == address
+            && let Some(descriptor) = databases.by_inode.get(&(inode, device))
+        {
+            let was = Identity { device, inode };
+            found.push(Spot { address: address - WORD, was, descriptor: *descriptor });
+            // No two of them overlap.
+            before = (0, 0);
         }
     }
-    Ok(())
+    before
 }

@@ -8,7 +8,7 @@ use rustix::thread::sched_getcpu;
 
 use crate::{
     image::{Process, Snapshot, Thread},
-    sys::task::{affinity, set_affinity},
+    sys::task::{self, Policy, affinity, set_affinity},
 };
 
 #[derive(Debug)]
@@ -17,10 +17,12 @@ pub(super) struct Spread {
     all: Vec<u8>,
     /// The same by number, the one that it runs on last. Empty where nobody is sent anywhere.
     processors: Vec<usize>,
+    /// What copies are made with another policy than, if they are.
+    policy: Option<Policy>,
 }
 
 impl Spread {
-    pub(super) fn of(snapshot: &Snapshot) -> Self {
+    pub(super) fn of(snapshot: &Snapshot, policy: Option<Policy>) -> Self {
         let all = affinity(0).unwrap_or_default();
         let mut processors = Vec::new();
         if is_of_use(snapshot, &all) {
@@ -31,7 +33,12 @@ impl Spread {
                 processors.into_iter().partition(|number| *number <= here);
             processors = [after, here].concat();
         }
-        Self { all, processors }
+        Self { all, processors, policy }
+    }
+
+    /// This process has made all of its copies. Nothing forbids what it was.
+    pub(super) fn take_way(&self) {
+        self.policy.map(task::take_way);
     }
 
     /// Sends a copy on its way that was just made: the process `index` of the image. It is only about time, so nothing

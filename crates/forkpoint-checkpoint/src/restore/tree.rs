@@ -26,7 +26,7 @@ use crate::{
     image::{Alive, Descriptor, FileKind, Life, OpenFile, Process},
     sys::{
         socket::{set_terminal_group, take_terminal},
-        task::{block_signals, end_as, fork_as, give_way, kill, set_signals, take_way},
+        task::{block_signals, end_as, fork_as, give_way, kill, set_signals},
     },
 };
 
@@ -34,13 +34,10 @@ use crate::{
 pub(super) fn spawn(plan: &Plan<'_>) -> Result<()> {
     let mask = block_signals();
     let all: Vec<usize> = (0..plan.snapshot().processes.len()).collect();
-    // Else a copy that was just made may run at once where its parent runs, before the parent has sent it elsewhere. Each
-    // sets its own policy.
-    let policy = give_way();
-    let result = children(plan, &Spread::of(plan.snapshot()), 1, &all);
-    if let Some(policy) = policy {
-        take_way(policy).system("run as before")?;
-    }
+    // Else a copy that was just made may run at once where its parent runs, before the parent has sent it elsewhere.
+    let spread = Spread::of(plan.snapshot(), give_way());
+    let result = children(plan, &spread, 1, &all);
+    spread.take_way();
     set_signals(mask);
     result
 }
@@ -199,6 +196,7 @@ fn become_process(plan: &Plan<'_>, spread: &Spread, index: usize) -> Result<()> 
     }
     let script = plan.steps.scripts[index].as_ref().ok_or(Error::Ended { pid })?;
     dress(plan, alive, pid)?;
+    spread.take_way();
     enter(plan, script).doing("take the place", pid)
 }
 

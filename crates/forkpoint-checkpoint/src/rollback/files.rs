@@ -59,7 +59,8 @@ pub(super) fn still_fit(
 /// Whether one can become the other: what else differs is set by [`positions`].
 fn is_same(was: &OpenFile, is: &OpenFile) -> bool {
     use FileKind::{Client, Connection, Deleted, Event, Fifo, Memory, Path, Pipe, Poll, Timer};
-    (was.flags, &was.locks, was.identity) == (is.flags, &is.locks, is.identity)
+    (was.flags, &was.locks) == (is.flags, &is.locks)
+        && (was.identity.is_none() || was.identity == is.identity)
         && match (&was.kind, &is.kind) {
             (Path { path: a, lock: b, .. }, Path { path: c, lock: d, .. }) => (a, b) == (c, d),
             (Deleted { inode: a, content: b, .. }, Deleted { inode: c, content: d, .. }) => {

@@ -28,6 +28,22 @@ pub(crate) fn read(pid: i32, address: u64, buffer: &mut [u8]) -> io::Result<()> 
     whole(got, buffer.len())
 }
 
+/// The beginning of a file, of which nobody who watches it is told. Within a page, and an error if the file is shorter.
+pub(crate) fn peek(file: impl AsFd, buffer: &mut [u8]) -> io::Result<()> {
+    let (len, fd) = (PAGE as usize, file.as_fd().as_raw_fd());
+    // SAFETY: a new mapping, at a place that the kernel chooses.
+    let page =
+        unsafe { libc::mmap(ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, fd, 0) };
+    if page == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // From outside, so to speak: where the file has ended meanwhile, that is an error and no signal.
+    let result = read(rustix::process::getpid().as_raw_pid(), page as u64, buffer);
+    // SAFETY: mapped just now, and no reference leads there.
+    unsafe { libc::munmap(page, len) };
+    result
+}
+
 pub(crate) fn write(pid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
     step();
     let local = vector(bytes.as_ptr() as u64, bytes.len());

@@ -210,8 +210,9 @@ pub(crate) fn give_way() -> Option<Policy> {
     (usual && set_policy(libc::SCHED_BATCH).is_ok()).then_some(Policy(policy))
 }
 
-pub(crate) fn take_way(Policy(policy): Policy) -> io::Result<()> {
-    set_policy(policy)
+pub(crate) fn take_way(Policy(policy): Policy) {
+    // To go back to what nobody had to ask for cannot fail.
+    let _ = set_policy(policy);
 }
 
 fn set_policy(policy: i32) -> io::Result<()> {

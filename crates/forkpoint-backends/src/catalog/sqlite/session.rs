@@ -134,8 +134,11 @@ impl Session {
         J: FnOnce(&Transaction<'_>) -> Answer<T>,
     {
         let syncs = access == Access::Write { durable: true };
-        // A commit that makes it longer than it may be writes it back.
-        if syncs || self.log.load(Ordering::Relaxed) >= LOG_PAGES_MAX / 2 {
+        // To open the file may take long, and a commit that makes the log longer than it may be writes it back.
+        if syncs
+            || self.connection.is_none()
+            || self.log.load(Ordering::Relaxed) >= LOG_PAGES_MAX / 2
+        {
             return Err(job);
         }
         let place = Arc::clone(&self.place);
