@@ -27,6 +27,7 @@ const WORD: u64 = 8;
 /// Who has more databases open, or more in memory that could be what is kept of one, is left as it is: a program has one of
 /// these for each database and library, and another may only look like SQLite to cost us time.
 const DATABASES_MAX: usize = 64;
+const TRIES_MAX: usize = 1 << 22;
 const FOUND_MAX: usize = 1024;
 const SPOTS_MAX: usize = 256;
 
@@ -51,19 +52,18 @@ impl Spots {
         chain: &Chain,
     ) -> io::Result<Self> {
         let databases = Databases::of(alive, snapshot);
-        let mut found = Vec::new();
+        let (mut found, mut tries) = (Vec::new(), 0);
         if databases.by_inode.is_empty() || databases.by_inode.len() > DATABASES_MAX {
             return Ok(Self::default());
         }
         for mapping in alive.mappings.iter().filter(|mapping| is_private(mapping)) {
             let pages = Pages { chain, pieces: chain.pieces(pid, mapping) };
-            let mut candidates = Vec::new();
+            let mut candidates = Candidates { spots: Vec::new(), tries };
             pages.find(&databases, &mut candidates)?;
-            if candidates.len() > FOUND_MAX {
-                return Ok(Self::default());
-            }
-            found.extend(candidates.into_iter().filter(|spot| pages.is_kept(spot.address, alive)));
-            if found.len() > SPOTS_MAX {
+            tries = candidates.tries;
+            let is_kept = |spot: &Spot| pages.is_kept(spot.address, alive);
+            found.extend(candidates.spots.iter().copied().filter(is_kept));
+            if candidates.are_too_many() || found.len() > SPOTS_MAX {
                 return Ok(Self::default());
             }
         }
@@ -120,9 +120,22 @@ fn is_private(mapping: &Mapping) -> bool {
     matches!(mapping.kind, Anonymous { .. } | Private { .. } | Memory { private: true, .. })
 }
 
+/// Where device and inode stand side by side in a mapping, and how often a device was followed by something.
+struct Candidates {
+    spots: Vec<Spot>,
+    tries: usize,
+}
+
+impl Candidates {
+    fn are_too_many(&self) -> bool {
+        self.tries > TRIES_MAX || self.spots.len() > FOUND_MAX
+    }
+}
+
 /// Those that a process has open, with a descriptor of each.
 struct Databases {
     by_inode: BTreeMap<(u64, u64), i32>,
+    devices: BTreeSet<u64>,
     /// The lower halves of their inodes.
     marks: BTreeSet<u32>,
 }
@@ -134,8 +147,9 @@ impl Databases {
             Some(((inode, device), descriptor.number))
         });
         let by_inode: BTreeMap<_, _> = open.collect();
+        let devices = by_inode.keys().map(|(_, device)| *device).collect();
         let marks = by_inode.keys().map(|(inode, _)| *inode as u32).collect();
-        Self { by_inode, marks }
+        Self { by_inode, devices, marks }
     }
 
     /// Whether one may be in there. Most pages hold none, and this is told many bytes at a time.
@@ -156,7 +170,7 @@ struct Pages<'a> {
 
 impl Pages<'_> {
     /// Wherever device and inode stand side by side.
-    fn find(&self, databases: &Databases, found: &mut Vec<Spot>) -> io::Result<()> {
+    fn find(&self, databases: &Databases, found: &mut Candidates) -> io::Result<()> {
         // The word before, and where it ended: the two may be in two pages.
         let mut before = (0, 0);
         let mut block = Vec::new();
@@ -171,7 +185,7 @@ impl Pages<'_> {
                         true => before = look(start, page, before, databases, found),
                         false => before = (word(page, page.len() - 8), start + PAGE),
                     }
-                    if found.len() > FOUND_MAX {
+                    if found.are_too_many() {
                         return Ok(());
                     }
                 }
@@ -231,17 +245,19 @@ fn look(
     page: &[u8],
     mut before: (u64, u64),
     databases: &Databases,
-    found: &mut Vec<Spot>,
+    found: &mut Candidates,
 ) -> (u64, u64) {
     for (number, inode) in page.chunks_exact(8).map(|bytes| word(bytes, 0)).enumerate() {
         let address = start + number as u64 * WORD;
         let (device, ends) = before;
         before = (inode, address + WORD);
-        if ends == address
-            && let Some(descriptor) = databases.by_inode.get(&(inode, device))
-        {
+        if ends != address || !databases.devices.contains(&device) {
+            continue;
+        }
+        found.tries += 1;
+        if let Some(descriptor) = databases.by_inode.get(&(inode, device)) {
             let was = Identity { device, inode };
-            found.push(Spot { address: address - WORD, was, descriptor: *descriptor });
+            found.spots.push(Spot { address: address - WORD, was, descriptor: *descriptor });
             // No two of them overlap.
             before = (0, 0);
         }

@@ -38,7 +38,9 @@ impl Spread {
 
     /// This process has made all of its copies. Nothing forbids what it was.
     pub(super) fn take_way(&self) {
-        self.policy.map(task::take_way);
+        if let Some(policy) = self.policy {
+            task::take_way(policy);
+        }
     }
 
     /// Sends a copy on its way that was just made: the process `index` of the image. It is only about time, so nothing
