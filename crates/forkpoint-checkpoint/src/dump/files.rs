@@ -26,7 +26,7 @@ use super::{
 use crate::{
     coverage::{DEVICES, Findings, Reason, Whose},
     freeze::{Held, Tree},
-    image::{Descriptor, FileKind, Identity, MemoryId, OpenFile, Process},
+    image::{DATABASE_MARK, Descriptor, FileKind, Identity, MemoryId, OpenFile, Process},
     mounts::Names,
     sys::{self, Deadline},
 };
@@ -412,21 +412,18 @@ pub(super) struct Seen<'a> {
     pub(super) number: i32,
 }
 
-/// What is at the beginning of a database.
-const DATABASE: &[u8; 16] = b"SQLite format 3\0";
-
 /// Of a database: a library that has it open knows it by that.
 fn identity(seen: &Seen<'_>, kind: &FileKind) -> Option<Identity> {
     let is_readable = seen.flags & libc::O_PATH == 0 && !is_writer(seen.flags);
     let FileKind::Path { directory: false, .. } = kind else { return None };
-    if !is_readable || seen.stat.st_size < DATABASE.len() as i64 {
+    if !is_readable || seen.stat.st_size < DATABASE_MARK.len() as i64 {
         return None;
     }
-    let mut start = [0; DATABASE.len()];
+    let mut start = [0; DATABASE_MARK.len()];
     // What cannot be looked at is none of ours.
     sys::memory::peek(seen.fd, &mut start).ok()?;
     let (device, inode) = (seen.stat.st_dev, seen.stat.st_ino);
-    (start == *DATABASE).then_some(Identity { device, inode })
+    (start == *DATABASE_MARK).then_some(Identity { device, inode })
 }
 
 pub(super) fn is_writer(flags: i32) -> bool {

@@ -17,6 +17,9 @@ pub struct OpenFile {
     pub identity: Option<Identity>,
 }
 
+/// What is at the beginning of a database that has one.
+pub(crate) const DATABASE_MARK: &[u8; 16] = b"SQLite format 3\0";
+
 /// By what a program knows a file again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
