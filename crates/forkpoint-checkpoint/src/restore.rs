@@ -81,11 +81,18 @@ impl Steps {
     /// Checks that the image fits this machine, and assembles what is to be done. The caller has one thread,
     /// and will copy itself.
     pub fn new(chain: &Chain) -> Result<Self> {
-        Self::assemble(chain, None, find_spots(chain)?)
+        Self::assemble(chain, |_| None)
     }
 
-    fn assemble(chain: &Chain, laziness: Option<Laziness>, spots: Vec<Spots>) -> Result<Self> {
+    /// `laziness` is told what must be there before anything runs.
+    fn assemble(
+        chain: &Chain,
+        laziness: impl FnOnce(&[Spots]) -> Option<Laziness>,
+    ) -> Result<Self> {
         let snapshot = &chain.top().snapshot;
+        check_machine(&snapshot.machine)?;
+        let spots = find_spots(chain)?;
+        let laziness = laziness(&spots);
         // Known to all copies from here on.
         KernelPages::own().system("read our own mappings")?;
         let faults = laziness.as_ref().map(|laziness| laziness.maker.number());
@@ -103,10 +110,8 @@ impl Steps {
     }
 }
 
-/// Of an image that fits this machine.
 fn find_spots(chain: &Chain) -> Result<Vec<Spots>> {
     let snapshot = &chain.top().snapshot;
-    check_machine(&snapshot.machine)?;
     let find = |process: &Process| {
         let Some(alive) = process.alive() else { return Ok(Spots::default()) };
         let found = Spots::find(process.pid, alive, snapshot, chain);

@@ -4,7 +4,7 @@ use std::{io, os::fd::OwnedFd, time::Duration};
 
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
-use super::{Assembled, Found, Plan, Steps, find_spots, identity::Spots};
+use super::{Assembled, Found, Plan, Steps, identity::Spots};
 use crate::{
     error::{Doing as _, Result},
     freeze::{Frozen, Held},
@@ -43,8 +43,7 @@ impl Laziness {
 impl Steps {
     /// As [`Steps::new`], but large processes run before all their memory is there.
     pub fn lazily(chain: &Chain) -> Result<Self> {
-        let spots = find_spots(chain)?;
-        Self::assemble(chain, Laziness::of(chain, &spots), spots)
+        Self::assemble(chain, |spots| Laziness::of(chain, spots))
     }
 }
 
