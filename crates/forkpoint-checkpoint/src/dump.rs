@@ -11,6 +11,7 @@ use std::{collections::HashMap, fs::File, io, path::Path, time::Duration};
 
 use crate::{
     coverage::Whose,
+    databases,
     error::{Doing as _, Error, Refusals, Result},
     freeze::{Frozen, Held, Tree},
     image::{self, ImageId, Life, Process, Snapshot},
@@ -91,7 +92,8 @@ pub struct Captured {
 impl Captured {
     /// Writes it as the directory `path`, which must not exist; with `sync` it survives a power cut.
     pub fn write(&self, path: &Path, sync: bool) -> Result<ImageId> {
-        Ok(image::write(path, self.parent, &self.snapshot, &self.pages.blocks, sync)?)
+        let snapshot = databases::note(&self.snapshot, &self.pages);
+        Ok(image::write(path, self.parent, &snapshot, &self.pages.blocks, sync)?)
     }
 
     /// What it must be kept with.

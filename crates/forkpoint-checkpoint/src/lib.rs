@@ -17,6 +17,7 @@
 mod arch;
 pub mod bare;
 mod coverage;
+mod databases;
 mod dump;
 mod error;
 mod freeze;

@@ -145,6 +145,7 @@ pub(super) fn look(held: &mut Held, common: &Common, findings: &mut Findings) ->
         dumpable: 1,
         oom_score_adj: common.whole(|| oom_score_adj(&proc))?,
         locks: Vec::new(),
+        known_at: None,
         threads,
     };
     Ok(Draft {

@@ -10,6 +10,7 @@ use super::{
 };
 use crate::{
     arch::{SPACE_END, SPACE_START},
+    databases::PLACES_MAX,
     sys::{PAGE, task::LIMITS},
 };
 
@@ -158,6 +159,11 @@ fn alive(alive: &Alive, files: &[OpenFile], pages_len: u64) -> Verdict {
     signals(alive.pending.iter().map(|info| info.0.as_slice()))?;
     alive.threads.iter().try_for_each(thread)?;
     mappings(&alive.mappings, pages_len)?;
+    let known_at = alive.known_at.as_deref().unwrap_or_default();
+    must(known_at.len() <= PLACES_MAX, || "too many places of databases".to_owned())?;
+    must(known_at.iter().all(|address| *address < SPACE_END), || {
+        "a place of databases that is nowhere".to_owned()
+    })?;
     let mut numbers = HashSet::new();
     must(alive.locks.len() <= LOCKS_MAX, || "too many locks".to_owned())?;
     alive.locks.iter().try_for_each(|lock| range_lock(&lock.range))?;

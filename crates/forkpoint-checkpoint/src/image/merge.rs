@@ -1,6 +1,7 @@
 //! Several images of a chain as one, so that a chain need not begin anew to stay short.
 
 use std::{
+    collections::BTreeSet,
     fs::{self, File},
     io::{self, Write as _},
     os::unix::fs::FileExt as _,
@@ -11,6 +12,7 @@ use super::{
     Chain, EntryKind, ImageError, ImageId, Life, Mapping, Snapshot, Stored,
     file::{Sums, write_with},
 };
+use crate::databases::{Databases, PLACES_MAX};
 
 /// So much is read at a time.
 const PORTION: u64 = 1 << 20;
@@ -43,6 +45,14 @@ impl Chain {
     }
 }
 
+/// Where nobody looked in one of them, or where there are too many, nobody did.
+fn known_at(chain: &Chain, from: usize, pid: i32, databases: &Databases) -> Option<Vec<u64>> {
+    let noted = chain.images()[from..].iter().map(|image| databases.noted(pid, image));
+    let noted: Vec<_> = noted.collect::<Option<_>>()?;
+    let all: BTreeSet<u64> = noted.into_iter().flatten().copied().collect();
+    (all.len() <= PLACES_MAX).then(|| all.into_iter().collect())
+}
+
 impl Merging {
     fn snapshot(&mut self, chain: &Chain, from: usize) -> Snapshot {
         let mut snapshot = chain.top().snapshot.clone();
@@ -52,6 +62,9 @@ impl Merging {
             for mapping in &mut alive.mappings {
                 mapping.stored = self.mapping(chain, from, process.pid, mapping);
             }
+            let databases = Databases::of(alive, &snapshot.files);
+            alive.known_at =
+                databases.and_then(|databases| known_at(chain, from, process.pid, &databases));
         }
         let memories = snapshot.memories.iter_mut().map(|memory| &mut memory.stored);
         let segments = snapshot.segments.iter_mut().map(|segment| &mut segment.stored);

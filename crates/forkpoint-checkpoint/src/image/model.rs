@@ -93,6 +93,9 @@ pub struct Alive {
     /// Locks of parts of files that are the process's (`fcntl`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub locks: Vec<RecordLock>,
+    /// Where, in its pages of this image, it may keep what it knows databases by. `None`: nobody looked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub known_at: Option<Vec<u64>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

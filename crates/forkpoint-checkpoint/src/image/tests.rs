@@ -77,6 +77,7 @@ fn alive(pid: i32, stored: Vec<Stored>) -> Alive {
         dumpable: 1,
         oom_score_adj: 0,
         locks: Vec::new(),
+        known_at: None,
     }
 }
 

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "in a test, what cannot be unwrapped is a failure")]
 
+mod databases;
 mod features;
 mod hostile;
 mod killed;
