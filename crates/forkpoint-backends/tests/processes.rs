@@ -87,6 +87,11 @@ fn main() -> ExitCode {
         rotate::die_at_every_step();
         Ok(())
     });
-    let trials = vec![catalog, layers, local, rootless, failing, warm, rotate];
+    let worker =
+        Trial::test("a_worker_that_is_killed_while_it_changes_a_root_loses_nothing", || {
+            rotate::kill_the_worker();
+            Ok(())
+        });
+    let trials = vec![catalog, layers, local, rootless, failing, warm, rotate, worker];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }

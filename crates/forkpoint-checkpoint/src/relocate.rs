@@ -85,7 +85,7 @@ impl<F: FnOnce() -> io::Result<()>> Moment for F {
 
 impl Still<'_> {
     /// Has all processes use the files of other mounts. `switch` puts those in the place of the old ones; from then on, what fails
-    /// ends the processes. Answers which mounts anybody still has something of, by their numbers. The inner error says why it
+    /// [ends](Self::end) all of them. Answers which mounts anybody still has something of, by their numbers. The inner error says why it
     /// cannot be done; then nothing was. Where it was done, our death is the tree's until it is [let go](Self::unbind) of: when
     /// somebody else knows what was done.
     pub fn relocate(
@@ -108,7 +108,9 @@ impl Still<'_> {
             Err(err) => return Ok(Err(Why::from(err).0)),
         };
         // Whoever dies with half of it done must not leave it running: what was handed out would stay in the processes.
-        self.frozen.bind()?;
+        if let Err(err) = self.frozen.bind() {
+            return self.undo(&[], err.to_string());
+        }
         let handed = match hand_out(&mut self.frozen.processes, &parcels) {
             Ok(handed) => handed,
             Err((why, handed)) => return self.undo(&handed, why),
@@ -123,12 +125,13 @@ impl Still<'_> {
                 return self.undo(&handed, "the root was not changed".to_owned());
             }
             Err(err) => {
-                end_all(self.frozen);
+                self.end();
                 return Err(err).system("change the root");
             }
         }
-        let in_use = moves.in_use.into_iter().collect();
-        self.exchange(&handed, &polls).inspect_err(|_| end_all(self.frozen)).map(|()| Ok(in_use))
+        let exchanged = self.exchange(&handed, &polls);
+        exchanged.inspect_err(|_| self.end())?;
+        Ok(Ok(moves.in_use.into_iter().collect()))
     }
 
     /// The tree outlives us again.
@@ -136,9 +139,11 @@ impl Still<'_> {
         self.frozen.unbind()
     }
 
-    /// Ends all processes, which must not go on.
+    /// Ends all processes, which must not go on, and process 1, as our death would: a sandbox that lost its programs must not
+    /// seem to run.
     pub fn end(&mut self) {
-        end_all(self.frozen);
+        end_all(&mut self.frozen.processes);
+        end_all(&mut self.frozen.bystanders);
     }
 
     fn undo(
@@ -147,7 +152,8 @@ impl Still<'_> {
         why: String,
     ) -> Result<std::result::Result<Vec<u64>, String>> {
         let undone = take_back(&mut self.frozen.processes, handed);
-        undone.and_then(|()| self.frozen.unbind()).inspect_err(|_| end_all(self.frozen))?;
+        let undone = undone.and_then(|()| self.frozen.unbind());
+        undone.inspect_err(|_| self.end())?;
         Ok(Err(why))
     }
 

@@ -192,7 +192,7 @@ fn lead(
         if let Some(tracker) = tracker {
             tracker.forget();
         }
-        end_all(&mut frozen);
+        end_all(&mut frozen.processes);
         let why = with_causes(&err);
         return Err(not_in_place(format!("a step failed and the processes were ended: {why}")));
     }
@@ -209,9 +209,9 @@ fn fill_mounts(init: i32, mounts: &[KeptMount], chain: &Chain) -> Result<()> {
 }
 
 /// Who is traced and dead stays until its tracer has asked for it, and process 1 waits for that.
-pub(crate) fn end_all(frozen: &mut Frozen) {
+pub(crate) fn end_all(processes: &mut [Held]) {
     let deadline = Deadline::after(Duration::from_secs(5));
-    for held in &mut frozen.processes {
+    for held in processes {
         let _ = sys::task::kill(held.pid, libc::SIGKILL);
         // It cannot be brought back either way.
         let _ = end(held, deadline);

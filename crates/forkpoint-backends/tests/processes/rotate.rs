@@ -1,20 +1,32 @@
-//! A driver that dies at every step of giving running programs another root.
+//! A driver that dies at every step of giving running programs another root, and a helper of it that is killed there.
 //!
 //! They run on as before, on either root, or all of them ended and their files are as they were: nothing is written to two
 //! roots, and nothing that was written is lost.
 
-use std::{env, fs, path::Path, process::Command, time::Duration};
+use std::{
+    env, fs, hint,
+    path::Path,
+    process::Command,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 
 use forkpoint_backends::driver::local::{LocalConfig, LocalDriver};
 use forkpoint_checkpoint::bare::die_after;
 use forkpoint_core::{
     driver::{
-        Artifact, Command as Argv, Driver as _, ExitStatus, Sandbox, SandboxState, SnapshotKind,
+        Artifact, Command as Argv, Driver as _, DriverError, ExitStatus, Sandbox, SandboxState,
+        SnapshotKind,
     },
     id::{SandboxId, SnapshotId},
     spec::SandboxSpec,
 };
 use futures::{StreamExt as _, TryStreamExt as _};
+use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use super::{
@@ -70,24 +82,34 @@ async fn start(sandbox: &dyn Sandbox) {
     process.stdout.next().await;
 }
 
-/// Both of its processes write to the same place, and no line is missing or there twice.
+/// Both of its processes write to the same place, no line is missing or there twice, and nothing leads to another root.
 async fn is_well(sandbox: &dyn Sandbox) {
     const GROWS: &str = "n=$(wc -l < /srv/log); until [ $(wc -l < /srv/log) -gt $((n + 2)) ]; do sleep 0.002; done; \
                          n=$(cat /srv/here/last); until [ \"$(cat /srv/here/last)\" != \"$n\" ]; do sleep 0.002; done";
     let grown = tokio::time::timeout(Duration::from_secs(60), sh(sandbox, GROWS)).await;
     grown.expect("it goes on");
-    let told = sh(sandbox, "wc -c < /srv/much; head -n -1 /srv/log").await;
+    let told =
+        "stat -c %d /srv/log /../srv/log | uniq | wc -l; wc -c < /srv/much; head -n -1 /srv/log";
+    let told = sh(sandbox, told).await;
     let mut lines = told.lines();
+    assert_eq!(lines.next(), Some("1"));
     assert_eq!(lines.next(), Some("9000000"));
     for (number, line) in (1..).zip(lines) {
         assert_eq!(line, number.to_string());
     }
 }
 
-fn generation(directory: &Path, id: SandboxId) -> Option<u64> {
+fn record(directory: &Path, id: SandboxId) -> serde_json::Value {
     let record = directory.join("local/sandboxes").join(id.to_string()).join("record.json");
-    let record: serde_json::Value = serde_json::from_slice(&fs::read(record).unwrap()).unwrap();
-    record["generation"].as_u64()
+    serde_json::from_slice(&fs::read(record).unwrap()).unwrap()
+}
+
+fn generation(directory: &Path, id: SandboxId) -> Option<u64> {
+    record(directory, id)["generation"].as_u64()
+}
+
+fn init(directory: &Path, id: SandboxId) -> i32 {
+    record(directory, id)["init"]["pid"].as_i64().unwrap() as i32
 }
 
 /// What was killed with its driver may still be on its way out.
@@ -114,6 +136,96 @@ impl Drop for Cleared<'_> {
         };
         run(destroy);
     }
+}
+
+/// Ends who stands in a sandbox's mounts to change its root, somewhere on the way.
+fn kill_in_there(init: i32, over: &AtomicBool) {
+    let mounts = |pid: i32| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
+    let (theirs, spawner) = (mounts(init).unwrap(), spawner());
+    let children = format!("/proc/{spawner}/task/{spawner}/children");
+    while !over.load(Ordering::Relaxed) {
+        let all = fs::read_to_string(&children).unwrap_or_default();
+        let all = all.split_whitespace().filter_map(|pid| pid.parse().ok());
+        let Some(found) = all.into_iter().find(|pid| mounts(*pid).as_ref() == Some(&theirs)) else {
+            continue;
+        };
+        // Short enough that a sleep would be too long.
+        for _ in 0..random() as u64 % 20_000 {
+            hint::spin_loop();
+        }
+        let _ = kill_process(Pid::from_raw(found).unwrap(), Signal::KILL);
+        return;
+    }
+}
+
+/// The process of ours that launches sandboxes and changes their roots.
+fn spawner() -> i32 {
+    let tasks = fs::read_dir("/proc/self/task").unwrap().flatten();
+    let children = tasks.map(|task| fs::read_to_string(task.path().join("children")).unwrap());
+    let children = children.collect::<Vec<_>>().join(" ");
+    let name = |pid: &str| fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    let found = children.split_whitespace().find(|pid| name(pid).starts_with("forkpoint-spawn"));
+    found.unwrap().parse().unwrap()
+}
+
+pub(crate) fn kill_the_worker() {
+    if !is_root() {
+        return;
+    }
+    let directory = TempDir::new().unwrap();
+    let id = SandboxId::from_u128(random());
+    let driver = open(directory.path());
+    let _cleared = Cleared(&driver);
+    run(async {
+        let sandbox = driver.create(id, &spec()).await.unwrap();
+        sh(&*sandbox, "mkdir /srv/here; : > /srv/log").await;
+        start(&*sandbox).await;
+        let (mut ended, mut failed) = (0, 0);
+        for round in 0.. {
+            if round >= 60 && ended > 1 {
+                break;
+            }
+            assert!(round < 1000, "failed {failed} times, and everything ended {ended} times");
+            sh(&*sandbox, "head -c 9000000 /dev/zero > /srv/much").await;
+            let init = init(directory.path(), id);
+            let snapshot = SnapshotId::from_u128(random());
+            let mut paused = sandbox.pause(SnapshotKind::Full).await.unwrap();
+            let over = Arc::new(AtomicBool::new(false));
+            let killer = thread::spawn({
+                let over = Arc::clone(&over);
+                move || kill_in_there(init, &over)
+            });
+            let sealed = paused.seal(snapshot, SnapshotKind::Full).await;
+            over.store(true, Ordering::Relaxed);
+            killer.join().unwrap();
+            paused.resume().await.unwrap();
+            driver.settle(id).await.unwrap();
+            let state = settled(&driver, id).await;
+            if state != SandboxState::Running {
+                assert_eq!(state, SandboxState::Stopped, "in round {round}");
+                ended += 1;
+                driver.start(id, &spec()).await.unwrap();
+                start(&*driver.attach(id).await.unwrap()).await;
+            }
+            is_well(&*driver.attach(id).await.unwrap()).await;
+            match sealed {
+                Ok(artifact) => {
+                    let copy = SandboxId::from_u128(random());
+                    is_well(&*driver.restore(copy, &spec(), &artifact).await.unwrap()).await;
+                    driver.destroy(copy).await.unwrap();
+                }
+                Err(err) => {
+                    // Nothing that was left stands in the way of the next one.
+                    assert!(!matches!(err, DriverError::KindUnavailable { .. }), "{err}");
+                    failed += 1;
+                    driver.unseal(snapshot).await.unwrap();
+                }
+            }
+        }
+        eprintln!("failed {failed} times, and everything ended {ended} times");
+        driver.destroy(id).await.unwrap();
+        nothing_is_left(&[id].into()).await;
+    });
 }
 
 pub(crate) fn die_at_every_step() {

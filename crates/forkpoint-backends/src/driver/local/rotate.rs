@@ -41,6 +41,9 @@ use crate::layer::{CaptureSpec, Layer, LayerName, describe_upper};
 const ENTRIES_MIN: usize = 2_000;
 const BYTES_MIN: u64 = 8 << 20;
 
+const CHANGE_ROOT: &str = "give its programs another root, and stopped the sandbox: its files are as they were; \
+                           start it, or roll back to the snapshot before";
+
 /// A root that is being made, while everything runs.
 #[derive(Debug)]
 pub(super) struct NextRoot {
@@ -127,11 +130,12 @@ impl Host {
         let in_use = match still.relocate(&exchanges, switch) {
             Ok(Ok(in_use)) => in_use,
             Ok(Err(why)) => return give_up(why),
-            Err(err) => return Err(failed("give the processes their files")(err)),
+            // Then everything was ended.
+            Err(err) => return Err(failed(CHANGE_ROOT)(err)),
         };
         drop(exchanges);
         drop(made);
-        self.retire(&next.worker, in_use)?;
+        self.retire(&next.worker, in_use, still)?;
         let layer = promised.keep(&upper).map_err(layer_error("keep a layer"))?;
         let name = layer.name().clone();
         let captured = self.describe_next(record, &name)?.then_some(name);
@@ -168,13 +172,17 @@ impl Host {
         }
     }
 
-    /// Nobody can write to the old root any more.
-    fn retire(&self, worker: &Worker, in_use: Vec<u64>) -> DriverResult<()> {
-        let doing = "leave the old root";
-        worker.tell(&Turn::Retire { in_use }).map_err(launch_error(doing))?;
-        match worker.hear().map_err(failed(doing))? {
-            (Outcome::Failed(failure), _) => Err(launch_error(doing)(failure)),
-            _ => Ok(()),
+    /// Nobody can write to the old root any more. If whoever does that is lost, roots may lie where nobody looks for them: then
+    /// everything ends.
+    fn retire(&self, worker: &Worker, in_use: Vec<u64>, still: &mut Still<'_>) -> DriverResult<()> {
+        let told = worker.tell(&Turn::Retire { in_use }).map_err(|failure| failure.to_io());
+        match told.and_then(|()| worker.hear()) {
+            Ok((Outcome::Failed(failure), _)) => Err(launch_error("leave the old root")(failure)),
+            Ok(_) => Ok(()),
+            Err(err) => {
+                still.end();
+                Err(failed(CHANGE_ROOT)(err))
+            }
         }
     }
 

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use forkpoint_core::driver::{Artifact, Driver as _, Sandbox};
+use forkpoint_core::driver::{Artifact, Driver as _, Sandbox, SnapshotKind};
 use rustix::{
     fs::{Mode, OFlags, open, openat},
     process::{chroot, fchdir},
@@ -17,8 +17,8 @@ use rustix::{
 
 use super::{
     Machine,
-    full::{counting, counts_on, seal_full, try_seal_full},
-    scene::{Scene, python, read_text, seal, sh, spec, start},
+    full::{count, counting, counts_on, seal_full, try_seal_full},
+    scene::{Scene, new_snapshot, python, read_text, seal, sh, spec, start, with_causes},
 };
 
 /// Enough that it is not copied.
@@ -426,8 +426,7 @@ fn what_did_not_change_since_is_known() {
         let full = seal_full(&*sandbox).await;
         assert_eq!(generation(&scene, &*sandbox), 1, "it was not copied");
         let unchanged = async || {
-            let mut paused =
-                sandbox.pause(forkpoint_core::driver::SnapshotKind::Files).await.unwrap();
+            let mut paused = sandbox.pause(SnapshotKind::Files).await.unwrap();
             let unchanged = paused.is_unchanged(&crate::artifact_of(full.snapshot)).await;
             paused.resume().await.unwrap();
             unchanged.unwrap()
@@ -435,5 +434,72 @@ fn what_did_not_change_since_is_known() {
         assert!(unchanged().await, "nothing was done since");
         sh(&*sandbox, "echo b > /srv/log").await;
         assert!(!unchanged().await);
+    });
+}
+
+/// Changes the mode of the root again and again, and looks whether it is what it was changed to.
+const CHANGING: &str = "
+import os
+if os.fork(): os._exit(0)
+for fd in (0, 1, 2): os.dup2(os.open('/dev/null', os.O_RDWR), fd)
+os.setsid()
+count = 0
+while True:
+    count += 1
+    for mode in (0o755, 0o751):
+        os.chmod('/', mode)
+        if os.stat('/').st_mode & 0o777 != mode: open('/srv/wrong', 'w')
+    with open('/tmp/count.new', 'w') as file: file.write(str(count))
+    os.rename('/tmp/count.new', '/tmp/count')
+";
+
+#[test]
+fn a_root_that_changes_meanwhile_is_what_it_was_changed_to() {
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
+    scene.run(async {
+        let sandbox = scene.create().await;
+        python(&*sandbox, CHANGING).await;
+        let is_right = async |sandbox: &dyn Sandbox| {
+            sh(sandbox, "while ! [ -e /tmp/count ]; do sleep 0.01; done").await;
+            counts_on(sandbox, count(sandbox).await + 3).await;
+            assert_eq!(sh(sandbox, "wc -c < /srv/much; ls /srv").await, "9000000\nmuch\n");
+        };
+        let (mut copied, mut moved) = (0, 0);
+        while copied < 2 || moved < 2 {
+            sh(&*sandbox, MUCH).await;
+            let before = generation(&scene, &*sandbox);
+            let artifact = seal_full(&*sandbox).await;
+            match generation(&scene, &*sandbox) == before {
+                true => copied += 1,
+                false => moved += 1,
+            }
+            is_right(&*sandbox).await;
+            let copy = scene.restore(&artifact).await;
+            is_right(&*copy).await;
+            scene.driver.destroy(copy.id()).await.unwrap();
+            assert!(copied + moved < 200, "{copied} copied, {moved} moved");
+        }
+    });
+}
+
+#[test]
+fn a_record_that_cannot_be_written_leaves_the_root_as_it_was() {
+    let Some(scene) = Scene::by_root(true, "there are no full snapshots") else { return };
+    scene.run(async {
+        let sandbox = working(&scene).await;
+        let mut paused = sandbox.pause(SnapshotKind::Full).await.unwrap();
+        // In the way of the record's next version.
+        let spare = scene.place(sandbox.id()).join("record.new");
+        fs::create_dir(&spare).unwrap();
+        let sealed = paused.seal(new_snapshot(), SnapshotKind::Full).await;
+        fs::remove_dir(&spare).unwrap();
+        let err = with_causes(&sealed.unwrap_err());
+        paused.resume().await.unwrap();
+        assert!(err.contains("record"), "{err}");
+        assert_eq!(generation(&scene, &*sandbox), 0);
+        works(&*sandbox).await;
+        seal_full(&*sandbox).await;
+        assert_eq!(generation(&scene, &*sandbox), 1, "it was not copied");
+        works(&*sandbox).await;
     });
 }
