@@ -437,7 +437,8 @@ fn what_did_not_change_since_is_known() {
     });
 }
 
-/// Changes the mode of the root again and again, and looks whether it is what it was changed to.
+/// Changes the mode of the root again and again, and looks whether it is what it was changed to. It has each of the two about as
+/// long, so that a look may find either.
 const CHANGING: &str = "
 import os
 if os.fork(): os._exit(0)
@@ -445,12 +446,12 @@ for fd in (0, 1, 2): os.dup2(os.open('/dev/null', os.O_RDWR), fd)
 os.setsid()
 count = 0
 while True:
-    count += 1
     for mode in (0o755, 0o751):
         os.chmod('/', mode)
+        count += 1
+        with open('/tmp/count.new', 'w') as file: file.write(str(count))
+        os.rename('/tmp/count.new', '/tmp/count')
         if os.stat('/').st_mode & 0o777 != mode: open('/srv/wrong', 'w')
-    with open('/tmp/count.new', 'w') as file: file.write(str(count))
-    os.rename('/tmp/count.new', '/tmp/count')
 ";
 
 #[test]
