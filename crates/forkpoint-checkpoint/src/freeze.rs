@@ -32,8 +32,15 @@ pub struct Tree {
     pub(crate) init: i32,
     pub(crate) clients: bool,
     copies: bool,
-    /// How many processes there are, where that is known: all of them are there and wait.
-    complete: Option<usize>,
+    complete: Option<Complete>,
+}
+
+/// A tree of which it is known how many processes it has, with process 1: all of them are there and wait.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Complete {
+    pub(crate) processes: usize,
+    /// Whether each of them lives, and has one thread.
+    pub(crate) plain: bool,
 }
 
 impl Tree {
@@ -56,23 +63,38 @@ impl Tree {
         Self { copies: true, ..self }
     }
 
-    /// So many processes are there, process 1 among them; they wait, and nobody is born any more.
-    pub(crate) fn complete_with(self, processes: usize) -> Self {
-        Self { complete: Some(processes), ..self }
+    /// Nobody is born any more.
+    pub(crate) fn complete_with(self, complete: Complete) -> Self {
+        Self { complete: Some(complete), ..self }
     }
 
     /// Process 1 and everybody below it, parents before their children. May be out of date unless all of
     /// them stand.
     pub(crate) fn processes(&self) -> Vec<i32> {
-        self.members().iter().map(|member| member.pid).collect()
+        self.members(&listed, |_| false).iter().map(|member| member.pid).collect()
     }
 
-    fn members(&self) -> Vec<Member> {
+    /// As many as there should be, where they are plain: to be counted, and else to be listed.
+    fn members_at_first(&self) -> Vec<Member> {
+        match self.complete {
+            Some(Complete { processes, plain: true }) => {
+                self.members(&|pid| (vec![pid], children(pid)), |count| count == processes)
+            }
+            _ => self.members(&listed, |_| false),
+        }
+    }
+
+    fn members(
+        &self,
+        listed: &dyn Fn(i32) -> (Vec<i32>, Vec<i32>),
+        are_all: impl Fn(usize) -> bool,
+    ) -> Vec<Member> {
         let mut all = vec![Member { pid: self.init, parent: 0, tasks: Vec::new() }];
         let mut next = 0;
         while next < all.len() && all.len() < TASKS_MAX {
             let pid = all[next].pid;
-            let (tasks, children) = listed(pid);
+            let (tasks, children) =
+                if are_all(all.len()) { (vec![pid], Vec::new()) } else { listed(pid) };
             all[next].tasks = tasks;
             let member = |child| Member { pid: child, parent: pid, tasks: Vec::new() };
             all.extend(children.into_iter().map(member));
@@ -115,6 +137,12 @@ fn listed(pid: i32) -> (Vec<i32>, Vec<i32>) {
         children.extend(list.split_ascii_whitespace().filter_map(|pid| pid.parse::<i32>().ok()));
     }
     (tasks, children)
+}
+
+/// The children of a process with one thread.
+fn children(pid: i32) -> Vec<i32> {
+    let list = sys::read_text(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
 /// A task that stands.
@@ -186,8 +214,8 @@ fn attempt(
 ) -> Result<Attempt> {
     let mut frozen = Frozen::default();
     let mut known: HashMap<i32, usize> = HashMap::new();
-    let members = loop {
-        let members = tree.members();
+    let mut members = tree.members_at_first();
+    loop {
         let waits = tree.complete.is_some();
         let new = match seize_new(&members, options, waits, &mut frozen, &mut known, attached)? {
             Seized::New(new) => new,
@@ -197,7 +225,7 @@ fn attempt(
             }
         };
         if new.is_empty() {
-            break members;
+            break;
         }
         for (pid, tid) in new {
             let limit = Deadline::after(ATTEMPT).earlier(deadline);
@@ -217,15 +245,16 @@ fn attempt(
                 }
             }
         }
-        if tree.complete.is_some_and(|all| all == frozen.processes.len()) {
-            break members;
+        if tree.complete.is_some_and(|all| all.processes == frozen.processes.len()) {
+            break;
         }
         if deadline.passed() {
             let pid = frozen.processes.last().map_or(tree.init, |process| process.pid);
             drop(frozen);
             return Ok(Attempt::Again(pid));
         }
-    };
+        members = tree.members(&listed, |_| false);
+    }
     frozen.processes.retain(|process| !process.tasks.is_empty());
     let all = std::mem::take(&mut frozen.processes);
     let own = program(tree.init);

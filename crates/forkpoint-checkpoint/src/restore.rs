@@ -18,7 +18,7 @@ use crate::{
     arch,
     dump::{proc::Status, this_machine},
     error::{Doing as _, Error, Result},
-    freeze::{Frozen, Held, Tree, freeze},
+    freeze::{Complete, Frozen, Held, Tree, freeze},
     hand::{Reins, quiet_signal},
     image::{Alive, Chain, Machine, Process, Snapshot},
     pager::{self, Guard, Keeper, Pager},
@@ -206,8 +206,12 @@ impl<'a> Plan<'a> {
         self.wait(init, deadline)?;
         let keeper = keeper::number(self.snapshot());
         let all = 1 + self.steps.scripts.iter().flatten().count() + usize::from(keeper.is_some());
+        let is_plain =
+            |process: &Process| process.alive().is_some_and(|alive| alive.threads.len() == 1);
+        let plain = self.snapshot().processes.iter().all(is_plain);
+        let complete = Complete { processes: all, plain };
         let mut frozen = freeze(
-            &Tree::below(init).with_copies().complete_with(all),
+            &Tree::below(init).with_copies().complete_with(complete),
             ptrace::EXIT_KILL | ptrace::SUSPEND_SECCOMP,
             deadline,
         )?;

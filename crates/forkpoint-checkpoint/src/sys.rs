@@ -120,6 +120,11 @@ pub(crate) fn read_marked(path: impl AsRef<Path>) -> io::Result<String> {
     Ok(marked(read_bytes(&File::open(path)?, More::Perhaps)?))
 }
 
+/// The same of which the kernel tells all at once if there is room.
+pub(crate) fn read_marked_at_once(path: impl AsRef<Path>) -> io::Result<String> {
+    Ok(marked(read_bytes(&File::open(path)?, More::IfFull)?))
+}
+
 fn marked(bytes: Vec<u8>) -> String {
     String::from_utf8(bytes).unwrap_or_else(|err| String::from_utf8_lossy(err.as_bytes()).into())
 }

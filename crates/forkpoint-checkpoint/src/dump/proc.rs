@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::sys::{Proc, read_text};
+use crate::sys::{Proc, read_marked_at_once, read_text};
 
 /// One of a task's `status` files.
 #[derive(Debug)]
@@ -14,7 +14,7 @@ pub(crate) struct Status {
 
 impl Status {
     pub(crate) fn of(pid: i32) -> io::Result<Self> {
-        Self::in_directory(&Proc::of(pid)?)
+        read_marked_at_once(format!("/proc/{pid}/status")).map(Self::parse)
     }
 
     /// Of a process, which is that of its leader.

@@ -7,7 +7,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    io::{self, Write as _},
+    io,
     os::fd::{BorrowedFd, RawFd},
 };
 
@@ -36,14 +36,28 @@ pub(super) fn spawn(plan: &Plan<'_>) -> Result<()> {
     let all: Vec<usize> = (0..plan.snapshot().processes.len()).collect();
     // Else a copy that was just made may run at once where its parent runs, before the parent has sent it elsewhere.
     let spread = Spread::of(plan.snapshot(), give_way());
-    let result = children(plan, &spread, 1, &all);
-    spread.take_way();
+    let origin = Origin { spread, score: own_score() };
+    let result = children(plan, &origin, 1, &all);
+    origin.spread.take_way();
     set_signals(mask);
     result
 }
 
+/// What all copies have of process 1.
+struct Origin {
+    spread: Spread,
+    /// For being killed when there is no memory, if that could be read.
+    score: Option<i32>,
+}
+
+fn own_score() -> Option<i32> {
+    std::fs::read_to_string(SCORE).ok()?.trim().parse().ok()
+}
+
+const SCORE: &str = "/proc/self/oom_score_adj";
+
 /// Children of the process `parent`, which is the calling one.
-fn children(plan: &Plan<'_>, spread: &Spread, parent: i32, among: &[usize]) -> Result<()> {
+fn children(plan: &Plan<'_>, origin: &Origin, parent: i32, among: &[usize]) -> Result<()> {
     let processes = &plan.snapshot().processes;
     let own_session = session();
     let mut orphaned: BTreeMap<i32, Vec<usize>> = BTreeMap::new();
@@ -58,9 +72,9 @@ fn children(plan: &Plan<'_>, spread: &Spread, parent: i32, among: &[usize]) -> R
         }
     }
     for (session, members) in orphaned {
-        stand_in_for_session(plan, spread, session, &members)?;
+        stand_in_for_session(plan, origin, session, &members)?;
     }
-    spawn_group(plan, spread, &direct)
+    spawn_group(plan, origin, &direct)
 }
 
 fn session() -> i32 {
@@ -70,7 +84,7 @@ fn session() -> i32 {
 /// A leader that made the members and ended: they are init's now.
 fn stand_in_for_session(
     plan: &Plan<'_>,
-    spread: &Spread,
+    origin: &Origin,
     session: i32,
     members: &[usize],
 ) -> Result<()> {
@@ -78,7 +92,7 @@ fn stand_in_for_session(
     let Some(pid) = made else {
         let result = setsid()
             .doing("begin the session", session)
-            .and_then(|_| spawn_group(plan, spread, members));
+            .and_then(|_| spawn_group(plan, origin, members));
         finish(plan, session, result)
     };
     reap(pid)
@@ -98,15 +112,15 @@ fn reap(pid: i32) -> Result<()> {
 }
 
 /// Makes processes, and puts each into its group.
-fn spawn_group(plan: &Plan<'_>, spread: &Spread, members: &[usize]) -> Result<()> {
+fn spawn_group(plan: &Plan<'_>, origin: &Origin, members: &[usize]) -> Result<()> {
     let processes = &plan.snapshot().processes;
     let here = getpgid(None).map_or(0, Pid::as_raw_pid);
     for index in members {
         let process = &processes[*index];
         match fork_as(process.pid).doing("make a copy", process.pid)? {
-            Some(pid) => spread.send(*index, pid),
+            Some(pid) => origin.spread.send(*index, pid),
             None => {
-                let result = become_process(plan, spread, *index);
+                let result = become_process(plan, origin, *index);
                 finish(plan, process.pid, result);
             }
         }
@@ -169,7 +183,7 @@ fn join(pid: i32, group: i32) -> Result<()> {
     setpgid(Pid::from_raw(pid), leader).doing("join the group", pid)
 }
 
-fn become_process(plan: &Plan<'_>, spread: &Spread, index: usize) -> Result<()> {
+fn become_process(plan: &Plan<'_>, origin: &Origin, index: usize) -> Result<()> {
     let process = &plan.snapshot().processes[index];
     let pid = process.pid;
     if getpid().as_raw_pid() != pid {
@@ -190,13 +204,13 @@ fn become_process(plan: &Plan<'_>, spread: &Spread, index: usize) -> Result<()> 
         take_terminal(fd).doing("take the terminal", pid)?;
     }
     let all: Vec<usize> = (index + 1..plan.snapshot().processes.len()).collect();
-    children(plan, spread, pid, &all)?;
+    children(plan, origin, pid, &all)?;
     if let Some((fd, foreground @ 2..)) = terminal {
         set_terminal_group(fd, foreground).doing("set the terminal's group", pid)?;
     }
     let script = plan.steps.scripts[index].as_ref().ok_or(Error::Ended { pid })?;
-    dress(plan, alive, pid)?;
-    spread.take_way();
+    dress(plan, alive, pid, origin.score)?;
+    origin.spread.take_way();
     enter(plan, script).doing("take the place", pid)
 }
 
@@ -220,15 +234,13 @@ fn terminal_of(plan: &Plan<'_>, wanted: u32) -> Result<(RawFd, i32)> {
 }
 
 /// What a process has besides memory and what only a thread can set for itself.
-fn dress(plan: &Plan<'_>, alive: &Alive, pid: i32) -> Result<()> {
+fn dress(plan: &Plan<'_>, alive: &Alive, pid: i32, score: Option<i32>) -> Result<()> {
     // Whose files in `/proc` are somebody else's cannot write there.
     set_dumpable_behavior(DumpableBehavior::Dumpable).doing("open the state", pid)?;
-    let mut score =
-        std::fs::File::create("/proc/self/oom_score_adj").doing("set the memory score", pid)?;
-    score
-        .write_all(alive.oom_score_adj.to_string().as_bytes())
-        .doing("set the memory score", pid)?;
-    drop(score);
+    if score != Some(alive.oom_score_adj) {
+        let written = std::fs::write(SCORE, alive.oom_score_adj.to_string());
+        written.doing("set the memory score", pid)?;
+    }
     chdir(&alive.cwd).file("change to", &alive.cwd)?;
     umask(Mode::from_raw_mode(alive.umask));
     descriptors(plan, &alive.descriptors).doing("place the descriptors", pid)
