@@ -8,7 +8,10 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use rustix::{
@@ -54,6 +57,8 @@ struct Spawner {
     bell: OwnedFd,
     /// Those that it may run on, where they can be told.
     processors: Option<CpuSet>,
+    /// The one that it was kept off last.
+    kept_off: AtomicUsize,
     /// Reaped by whoever reaps us: it ends after us, when it has cleaned up.
     child: Mutex<Child>,
 }
@@ -90,12 +95,12 @@ impl Client {
         Some(Worker(ours))
     }
 
-    /// Who was told something before may be about to do it where we have come to run since.
+    /// Who was told something before may be about to do it, or a copy of it, where we have come to run since.
     pub(super) fn step_aside(&self) {
         if let Ok(running) = self.running.try_lock()
             && let Some(spawner) = &*running
         {
-            spawner.keep_off_our_processor();
+            spawner.make_way();
         }
     }
 
@@ -144,7 +149,8 @@ impl Client {
         let is_in = |number: &usize| processors.is_some_and(|set| set.is_set(*number));
         let numbers = (0..CpuSet::MAX_CPU).filter(is_in).collect();
         wire::send(&ours, &Order::Bell { processors: numbers }, &[bell.as_fd()])?;
-        Ok(Spawner { socket: ours, bell, processors, child: Mutex::new(child) })
+        let (kept_off, child) = (AtomicUsize::new(usize::MAX), Mutex::new(child));
+        Ok(Spawner { socket: ours, bell, processors, kept_off, child })
     }
 
     fn forget(&self, dead: &Arc<Spawner>) {
@@ -173,12 +179,29 @@ impl Spawner {
     /// may run anywhere again. Best effort: it is only about time.
     fn keep_off_our_processor(&self) {
         let Some(all) = &self.processors else { return };
-        let mut others = *all;
-        others.unset(sched_getcpu());
+        let (mut others, here) = (*all, sched_getcpu());
+        others.unset(here);
+        self.kept_off.store(here, Ordering::Relaxed);
         let pid = self.child.lock().unwrap_or_else(PoisonError::into_inner).id();
         if others.count() > 0 {
             let pid = Pid::from_raw(pid.cast_signed());
             let _ = pid.map(|pid| sched_setaffinity(Some(pid), &others));
+        }
+    }
+
+    /// Where there are but two processors and we run on that of the spawner, its copy waits until we sleep while the other has
+    /// nothing to do. So we go there.
+    fn make_way(&self) {
+        let (Some(all), Ok(ours)) = (&self.processors, sched_getaffinity(None)) else { return };
+        let (there, here) = (self.kept_off.load(Ordering::Relaxed), sched_getcpu());
+        if all.count() == 2 && there != here && there < CpuSet::MAX_CPU && ours.is_set(there) {
+            let mut only = CpuSet::new();
+            only.set(there);
+            if sched_setaffinity(None, &only).is_ok() {
+                let _ = sched_setaffinity(None, &ours);
+            }
+        } else {
+            self.keep_off_our_processor();
         }
     }
 }

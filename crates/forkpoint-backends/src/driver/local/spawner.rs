@@ -256,7 +256,7 @@ fn stand_by(
     // Whoever asked waits, and all of it goes with this process.
     let mut begun = ManuallyDrop::new(prepared.map(|()| None));
     loop {
-        match wire::receive::<Work>(&driver) {
+        match wire::receive_soon::<Work>(&driver) {
             Ok(Some((Work::Birth(birth), fds))) => {
                 let born = || Blank::born(&birth, kind, shared, fds.first()).map(Some);
                 begun = ManuallyDrop::new(ManuallyDrop::into_inner(begun).and_then(|_| born()));
@@ -289,7 +289,8 @@ fn stand_by(
 }
 
 fn is_told(driver: &OwnedFd) -> bool {
-    poll(&mut [PollFd::new(driver, PollFlags::IN)], Some(&EXPECTED)).is_ok_and(|heard| heard > 0)
+    let waits = || poll(&mut [PollFd::new(driver, PollFlags::IN)], Some(&EXPECTED));
+    wire::comes_soon(driver) || waits().is_ok_and(|heard| heard > 0)
 }
 
 fn launch_begun(

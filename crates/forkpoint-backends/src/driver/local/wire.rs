@@ -166,12 +166,18 @@ fn next_len(socket: impl AsFd) -> io::Result<usize> {
 pub(super) fn receive_soon<T: DeserializeOwned>(
     socket: impl AsFd,
 ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    comes_soon(&socket);
+    receive(socket)
+}
+
+/// Whether there is a message, or an end, before long. While this waits, the processor is not asleep, and whoever sends it
+/// does not take the message for one that is to be read where they run.
+pub(super) fn comes_soon(socket: impl AsFd) -> bool {
     Soon::default().comes(|| {
         let mut fds = [PollFd::new(&socket, PollFlags::IN)];
         // If it cannot be told, to receive tells why.
         poll(&mut fds, Some(&Timespec::default())) != Ok(0)
-    });
-    receive(socket)
+    })
 }
 
 fn read_body<T: DeserializeOwned>(body: OwnedFd) -> io::Result<T> {
