@@ -35,6 +35,7 @@ mod rights;
 mod rotations;
 mod scene;
 mod seals;
+mod spare;
 mod templates;
 mod together;
 mod travel;

@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use forkpoint_core::{driver::Artifact, spec::SandboxSpec};
+use forkpoint_core::{
+    driver::Artifact,
+    spec::{Network, SandboxSpec},
+};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{
@@ -80,5 +83,6 @@ impl Host {
 
 pub(super) fn readiness(shape: &Shape, perhaps: bool) -> Readiness {
     let (isolation, images) = (shape.isolation, shape.images.clone());
-    Readiness { isolation, images, store: None, perhaps }
+    let own_network = shape.network == Network::None;
+    Readiness { isolation, own_network, images, store: None, perhaps }
 }

@@ -15,7 +15,7 @@ use std::{
     fs::File,
     io::{self, Write as _},
     mem,
-    os::fd::{AsFd as _, OwnedFd},
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     path::PathBuf,
     time::Duration,
 };
@@ -41,7 +41,7 @@ use super::{
     caps, init,
     mount::{OverlaySpec, clone_tree},
     record::{InitRecord, Record, StagedRecord},
-    root::{self, Entered, Furniture},
+    root::{self, Entered, Floor, Furniture},
     seccomp,
     spawner::{self, Outcome, Shared},
     sys,
@@ -142,22 +142,48 @@ pub(super) fn launch(
     };
     let (ours, theirs) = wire::pair().doing("launch")?;
     let cgroup = fds.cgroup.as_ref().map(|fd| fd.as_fd());
-    match sys::clone(namespaces(spec.isolation, spec.network), cgroup).doing("create namespaces")? {
+    let (born, home) = bear(spec.isolation, spec.network, shared, cgroup)?;
+    match born {
         None => {
             drop(ours);
-            let Err(failure) = live(spec, &mut furniture, fds, &theirs, plan);
+            let Err(failure) = live(spec, (&mut furniture, home), fds, &theirs, plan);
             tell_failure(&theirs, failure)
         }
         Some(pid) => {
             drop((theirs, furniture));
-            let result =
-                let_begin(spec.isolation, pid, &ours).and_then(|()| attend(spec, pid, &ours, plan));
+            let result = let_begin(spec.isolation, &home, pid, &ours)
+                .and_then(|()| attend(spec, pid, &ours, plan));
             if result.is_err() {
                 let _ = kill_process(pid, Signal::KILL);
             }
             result
         }
     }
+}
+
+/// Whether users and network of a sandbox were there before it, and a floor.
+#[derive(Debug)]
+enum Home {
+    Ready { floor: Floor },
+    New,
+}
+
+/// Copies this process into the namespaces of a sandbox: `None` is the copy.
+fn bear(
+    isolation: Isolation,
+    network: Network,
+    shared: &Shared,
+    cgroup: Option<BorrowedFd<'_>>,
+) -> Result<(Option<Pid>, Home), Failure> {
+    let wanted = isolation == Isolation::Mapped && network == Network::None;
+    // If it cannot be used, all is as if there were none.
+    if let Some(spare) = shared.take_spare().filter(|_| wanted)
+        && let Ok((born, floor)) = spare.bear(cgroup)
+    {
+        return Ok((born, Home::Ready { floor }));
+    }
+    let born = sys::clone(namespaces(isolation, network), cgroup).doing("create namespaces")?;
+    Ok((born, Home::New))
 }
 
 fn namespaces(isolation: Isolation, network: Network) -> u64 {
@@ -187,7 +213,7 @@ impl LaunchSpec {
 
 /// What lies in `/dev/shm` is nobody's: if it could take all the memory that a sandbox may have, who
 /// is killed for it in the end is init.
-fn shared_memory(limit: Option<u64>) -> u64 {
+pub(super) fn shared_memory(limit: Option<u64>) -> u64 {
     limit.map_or(SHARED_MEMORY_MAX, |limit| SHARED_MEMORY_MAX.min(limit / 2))
 }
 
@@ -229,7 +255,10 @@ enum Told {
 }
 
 /// The launcher's side, from the clone on.
-fn let_begin(isolation: Isolation, pid: Pid, child: &OwnedFd) -> Result<(), Failure> {
+fn let_begin(isolation: Isolation, home: &Home, pid: Pid, child: &OwnedFd) -> Result<(), Failure> {
+    if matches!(home, Home::Ready { .. }) {
+        return Ok(());
+    }
     match isolation {
         Isolation::Mapped => spawner::map_all_owners(pid).doing("map users")?,
         Isolation::Rootless => spawner::map_one_owner(pid).doing("map users")?,
@@ -292,14 +321,14 @@ fn wait_for_launcher(launcher: &OwnedFd) -> Result<(), Failure> {
 /// The child's side: it returns only to fail.
 fn live(
     spec: &LaunchSpec,
-    furniture: &mut Furniture,
+    (furniture, home): (&mut Furniture, Home),
     fds: Fds,
     launcher: &OwnedFd,
     plan: Option<&Plan<'_>>,
 ) -> Result<std::convert::Infallible, Failure> {
     sys::restore_signals();
     join(&fds.tasks)?;
-    begin(spec.isolation, furniture.own_network, launcher)?;
+    begin_at(home, spec.isolation, furniture.own_network, launcher)?;
     take_name(&spec.record.hostname)?;
     if spec.isolation == Isolation::Rootless {
         furniture.overlays = spawner_overlays(spec, &Shared::default())?;
@@ -320,14 +349,37 @@ fn join(tasks: &[OwnedFd]) -> Result<(), Failure> {
     Ok(())
 }
 
-fn begin(isolation: Isolation, own_network: bool, launcher: &OwnedFd) -> Result<(), Failure> {
+/// The child's side of it, with its floor if there is one.
+fn begin_at(
+    home: Home,
+    isolation: Isolation,
+    own_network: bool,
+    launcher: &OwnedFd,
+) -> Result<Option<Floor>, Failure> {
+    match home {
+        Home::Ready { floor } => settle_as_root(isolation).map(|()| Some(floor)),
+        Home::New => begin(isolation, own_network, launcher).map(|()| None),
+    }
+}
+
+/// When its users are there.
+pub(super) fn begin(
+    isolation: Isolation,
+    own_network: bool,
+    launcher: &OwnedFd,
+) -> Result<(), Failure> {
     wait_for_launcher(launcher)?;
-    become_root(isolation).doing("become root inside")?;
-    let _ = setsid();
-    umask(Mode::from_raw_mode(0o022));
+    settle_as_root(isolation)?;
     if own_network {
         sys::loopback_up().doing("start the loopback interface")?;
     }
+    Ok(())
+}
+
+fn settle_as_root(isolation: Isolation) -> Result<(), Failure> {
+    become_root(isolation).doing("become root inside")?;
+    let _ = setsid();
+    umask(Mode::from_raw_mode(0o022));
     Ok(())
 }
 

@@ -84,8 +84,7 @@ pub(super) struct Entered {
 
 /// Makes this process's root what the sandbox sees. The host is out of reach afterwards.
 pub(super) fn enter(furniture: &Furniture) -> Result<Entered, Failure> {
-    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-    mount_change("/", private).doing("make mounts private")?;
+    make_private()?;
     let Some(((_, root), others)) = furniture.overlays.split_first() else {
         return Err(Failure::new("enter the root", &std::io::Error::other("there is none")));
     };
@@ -96,11 +95,37 @@ pub(super) fn enter(furniture: &Furniture) -> Result<Entered, Failure> {
         attach(overlay.as_fd(), root.as_fd(), at)?;
     }
     furnish(root.as_fd(), furniture)?;
+    show_processes(root.as_fd())?;
     let used = make_covers()?;
     cover_files(root.as_fd(), &used, &furniture.files);
     leave_old_root(&floor)?;
     stand_on(root)?;
     Ok(Entered { floor, used })
+}
+
+fn make_private() -> Result<(), Failure> {
+    let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
+    mount_change("/", private).doing("make mounts private")
+}
+
+/// One that nobody sees, with what a sandbox has that knows nothing of its processes.
+#[derive(Debug)]
+pub(super) struct Floor {
+    pub(super) root: OwnedFd,
+    /// How large `/dev/shm` is in it.
+    pub(super) shared_memory_bytes: u64,
+}
+
+/// The root of a [`Floor`]: by a process in mounts and a network of its own, which it is of no more use to.
+pub(super) fn make_furnished_floor(shared_memory_bytes: u64) -> Result<OwnedFd, Failure> {
+    make_private()?;
+    let floor = make_floor()?;
+    cover_root(&floor)?;
+    let (overlays, files) = Default::default();
+    let furniture =
+        Furniture { overlays, sys: None, own_network: true, shared_memory_bytes, files };
+    furnish(floor.as_fd(), &furniture)?;
+    clone_all(CWD, ".").doing("take the floor")
 }
 
 /// An empty root, with places to put mounts aside.
@@ -131,16 +156,21 @@ pub(super) struct Stage {
 const STAGED: [&str; 3] = ["proc", "sys", "dev"];
 
 impl Stage {
-    /// Makes this process's root such a one. The host is out of reach afterwards.
-    pub(super) fn enter(furniture: &Furniture) -> Result<Self, Failure> {
-        let private = MountPropagationFlags::PRIVATE | MountPropagationFlags::REC;
-        mount_change("/", private).doing("make mounts private")?;
-        let root = make_floor()?;
-        cover_root(&root)?;
-        furnish(root.as_fd(), furniture)?;
+    /// Makes this process's root such a one, on this floor if there is one that fits. The host is out of reach afterwards.
+    pub(super) fn enter(furniture: &Furniture, floor: Option<Floor>) -> Result<Self, Failure> {
+        make_private()?;
+        let furnished = floor.filter(|floor| cover_root(&floor.root).is_ok());
+        let new = || {
+            let root = make_floor()?;
+            cover_root(&root)?;
+            furnish(root.as_fd(), furniture)?;
+            Ok(Floor { root, shared_memory_bytes: furniture.shared_memory_bytes })
+        };
+        let Floor { root, shared_memory_bytes } = furnished.map_or_else(new, Ok)?;
+        show_processes(root.as_fd())?;
         let covers = make_covers()?;
         leave_old_root(&root)?;
-        Ok(Self { root, covers, shared_memory_bytes: furniture.shared_memory_bytes })
+        Ok(Self { root, covers, shared_memory_bytes })
     }
 
     /// From here to the sandbox's own root. `furniture` is what [`Stage::enter`] did not know.
@@ -186,16 +216,16 @@ fn leave_old_root(root: &OwnedFd) -> Result<(), Failure> {
     rustix::process::chdir("/").doing("enter the root")
 }
 
+const STRICT: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID
+    .union(MountAttrFlags::MOUNT_ATTR_NODEV)
+    .union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
+
+/// All but the processes.
 fn furnish(root: BorrowedFd<'_>, furniture: &Furniture) -> Result<(), Failure> {
-    let strict = MountAttrFlags::MOUNT_ATTR_NOSUID
-        | MountAttrFlags::MOUNT_ATTR_NODEV
-        | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-    let proc = pseudo("proc", &[], strict)?;
-    attach(proc.as_fd(), root, Path::new("proc"))?;
     let sys = match &furniture.sys {
         Some(host) => Some(host.try_clone().doing("open /sys")?),
         None if furniture.own_network => {
-            Some(pseudo("sysfs", &[], strict | MountAttrFlags::MOUNT_ATTR_RDONLY)?)
+            Some(pseudo("sysfs", &[], STRICT | MountAttrFlags::MOUNT_ATTR_RDONLY)?)
         }
         None => None,
     };
@@ -203,7 +233,13 @@ fn furnish(root: BorrowedFd<'_>, furniture: &Furniture) -> Result<(), Failure> {
         attach(sys.as_fd(), root, Path::new("sys"))?;
     }
     make_dev(root, furniture.shared_memory_bytes)?;
-    hide(root, strict)
+    hide(root, "sys/")
+}
+
+fn show_processes(root: BorrowedFd<'_>) -> Result<(), Failure> {
+    let proc = pseudo("proc", &[], STRICT)?;
+    attach(proc.as_fd(), root, Path::new("proc"))?;
+    hide(root, "proc/")
 }
 
 fn make_covers() -> Result<OwnedFd, Failure> {
@@ -260,14 +296,18 @@ fn devpts(flags: MountAttrFlags) -> Result<OwnedFd, Failure> {
     pseudo("devpts", &options, flags).or_else(|_| pseudo("devpts", &options[..2], flags))
 }
 
-fn hide(root: BorrowedFd<'_>, strict: MountAttrFlags) -> Result<(), Failure> {
-    let exists = |path: &str| accessat(root, path, rustix::fs::Access::EXISTS, AtFlags::empty());
-    for file in HIDDEN_FILES.into_iter().filter(|file| exists(file).is_ok()) {
+/// What begins so.
+fn hide(root: BorrowedFd<'_>, start: &str) -> Result<(), Failure> {
+    let exists = |path: &&str| {
+        let access = || accessat(root, *path, rustix::fs::Access::EXISTS, AtFlags::empty());
+        path.starts_with(start) && access().is_ok()
+    };
+    for file in HIDDEN_FILES.into_iter().filter(exists) {
         attach(host_device("null")?.as_fd(), root, Path::new(file))?;
     }
-    let read_only = strict | MountAttrFlags::MOUNT_ATTR_RDONLY;
+    let read_only = STRICT | MountAttrFlags::MOUNT_ATTR_RDONLY;
     let empty = pseudo("tmpfs", &[("mode", "755"), ("size", "4096")], read_only)?;
-    let mut hidden = HIDDEN_DIRECTORIES.into_iter().filter(|path| exists(path).is_ok());
+    let mut hidden = HIDDEN_DIRECTORIES.into_iter().filter(exists);
     let last = hidden.next_back();
     for directory in hidden {
         let nothing = clone_tree(empty.as_fd(), "").doing("copy an empty directory")?;
@@ -277,7 +317,7 @@ fn hide(root: BorrowedFd<'_>, strict: MountAttrFlags) -> Result<(), Failure> {
     if let Some(directory) = last {
         attach(empty.as_fd(), root, Path::new(directory))?;
     }
-    for path in READ_ONLY.into_iter().filter(|path| exists(path).is_ok()) {
+    for path in READ_ONLY.into_iter().filter(exists) {
         let view = clone_tree(root, path).doing(format!("open /{path}"))?;
         sys::set_mount_flags(&view, u64::from(read_only.bits()))
             .doing(format!("make /{path} read-only"))?;

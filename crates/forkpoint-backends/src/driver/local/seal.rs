@@ -314,7 +314,8 @@ impl Host {
     /// Whoever will change the root.
     pub(super) fn stand_by(&self, isolation: Isolation) -> DriverResult<Worker> {
         let store = Some(self.root.join("store"));
-        let ready = Readiness { isolation, images: Vec::new(), store, perhaps: false };
+        let ready =
+            Readiness { isolation, own_network: false, images: Vec::new(), store, perhaps: false };
         self.client.stand_by(ready).map_err(launch_error("change the sandbox's root"))
     }
 

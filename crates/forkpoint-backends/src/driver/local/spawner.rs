@@ -6,7 +6,7 @@
 //!
 //! When the driver goes away, so does this process, once the trash is empty.
 
-use std::{ffi::OsStr, fs, io, mem::ManuallyDrop, os::fd::OwnedFd, path::PathBuf};
+use std::{cell::RefCell, ffi::OsStr, fs, io, mem::ManuallyDrop, os::fd::OwnedFd, path::PathBuf};
 
 use forkpoint_checkpoint::{Chain, restore::Steps};
 use rustix::{
@@ -32,10 +32,12 @@ use super::{
 use crate::layer::{LayerName, LayerStore};
 
 mod rotate;
+mod spare;
 mod switch;
 
 pub(super) use {
     rotate::Turn,
+    spare::Spare,
     switch::{SwitchSpec, overlays},
 };
 
@@ -75,6 +77,8 @@ pub(super) enum Order {
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Readiness {
     pub(super) isolation: Isolation,
+    /// Whether there will be a sandbox with a network of its own.
+    pub(super) own_network: bool,
     /// What will be brought back, the lowest first.
     pub(super) images: Vec<PathBuf>,
     /// Whose trash is emptied in the end.
@@ -123,6 +127,10 @@ pub(super) struct Shared {
     images: Option<Images>,
     /// Whether copies share what they do not write to.
     share_memory: bool,
+    /// For one sandbox.
+    spare: RefCell<Option<Spare>>,
+    /// Whether one was given away, or could have been.
+    needs_spare: bool,
 }
 
 /// Images, and how what they hold is brought back.
@@ -152,7 +160,7 @@ pub(super) fn serve() -> ! {
     let mut store = None;
     let mut bell = None;
     let mut processors = None;
-    while let Ok(Some((order, mut fds))) = hear(&socket, bell.as_ref()) {
+    while let Ok(Some((order, mut fds))) = hear(&socket, bell.as_ref(), &mut shared) {
         match order {
             Order::Bell { processors: numbers } => {
                 bell = fds.pop();
@@ -170,11 +178,15 @@ pub(super) fn serve() -> ! {
             Order::StandBy(ready) => {
                 let prepared = shared.prepare(ready.isolation, &ready.images);
                 in_a_copy(processors, || stand_by(&ready, prepared, &shared, fds));
+                if ready.own_network {
+                    shared.give_spare(ready.isolation);
+                }
                 store = ready.store.or(store);
             }
             Order::Blank(spec) => {
                 let prepared = shared.prepare(spec.shape.isolation, &spec.shape.images);
                 in_a_copy(processors, || blank::keep(&spec, prepared, &shared, fds));
+                shared.give_spare(spec.shape.isolation);
             }
             Order::Merge(work) => in_a_copy(processors, || {
                 let _ = rustix::process::nice(19);
@@ -203,11 +215,21 @@ pub(super) fn serve() -> ! {
 /// Sleeps until the bell rings, for every order once. The kernel takes whoever sends a message for one that
 /// goes to sleep at once, and wakes the receiver on the same processor, where it would wait for whoever
 /// goes on. A bell wakes it on one that is idle.
-fn hear(socket: &OwnedFd, bell: Option<&OwnedFd>) -> io::Result<Option<(Order, Vec<OwnedFd>)>> {
+fn hear(
+    socket: &OwnedFd,
+    bell: Option<&OwnedFd>,
+    shared: &mut Shared,
+) -> io::Result<Option<(Order, Vec<OwnedFd>)>> {
     if let Some(bell) = bell {
         // An order as such wakes nobody, only that none will come.
         let mut fds = [PollFd::new(bell, PollFlags::IN), PollFd::new(socket, PollFlags::empty())];
-        while let Err(Errno::INTR) = poll(&mut fds, None) {}
+        loop {
+            match poll(&mut fds, shared.needs_spare.then_some(&spare::QUIET)) {
+                Ok(0) => shared.make_spare(),
+                Err(Errno::INTR) => {}
+                _ => break,
+            }
+        }
         if fds[1].revents().is_empty() {
             rustix::io::read(bell, &mut [0; 8])?;
         }
@@ -369,6 +391,23 @@ impl Shared {
     /// What was prepared, if it was asked for.
     pub(super) fn images(&self, wanted: &[PathBuf]) -> Option<&Images> {
         self.images.as_ref().filter(|images| images.paths == wanted)
+    }
+
+    /// Nobody waits. What cannot be made now is made with the sandbox.
+    fn make_spare(&mut self) {
+        self.needs_spare = false;
+        self.spare = RefCell::new(Spare::make().ok());
+    }
+
+    /// To the copy that was just made: whatever becomes of it there, it is nobody else's.
+    fn give_spare(&mut self, isolation: Isolation) {
+        self.spare = RefCell::default();
+        self.needs_spare = isolation == Isolation::Mapped;
+    }
+
+    /// For a sandbox with a network of its own, once.
+    pub(super) fn take_spare(&self) -> Option<Spare> {
+        self.spare.take()
     }
 
     fn prepare_owners(&mut self, isolation: Isolation) -> Result<(), Failure> {

@@ -14,6 +14,7 @@ use tokio::io::unix::AsyncFd;
 
 pub(super) const NEW_USER: u64 = libc::CLONE_NEWUSER as u64;
 pub(super) const NEW_NET: u64 = libc::CLONE_NEWNET as u64;
+pub(super) const NEW_MOUNTS: u64 = libc::CLONE_NEWNS as u64;
 pub(super) const NEW_REST: u64 =
     (libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS) as u64;
 
@@ -31,13 +32,21 @@ pub(super) fn fork() -> io::Result<Option<Pid>> {
 
 /// Copies this process into new namespaces, and into `cgroup` if there is one: `None` is the copy.
 pub(super) fn clone(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Option<Pid>> {
-    if thread_count() != 1 {
-        return Err(io::Error::other("a process with several threads must not be copied"));
-    }
+    be_alone()?;
+    copy(flags, libc::SIGCHLD, cgroup)
+}
+
+/// The same by one that was copied just now: the new one is its parent's child.
+fn clone_beside(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Option<Pid>> {
+    // It tells its end as its maker would.
+    copy(flags | libc::CLONE_PARENT as u64, 0, cgroup)
+}
+
+fn copy(flags: u64, at_end: c_int, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Option<Pid>> {
     // SAFETY: all zero is a valid value for a struct of integers.
     let mut args: libc::clone_args = unsafe { mem::zeroed() };
     args.flags = flags;
-    args.exit_signal = libc::SIGCHLD as u64;
+    args.exit_signal = at_end as u64;
     if let Some(cgroup) = cgroup {
         args.flags |= INTO_CGROUP;
         args.cgroup = cgroup.as_raw_fd() as u64;
@@ -48,8 +57,68 @@ pub(super) fn clone(flags: u64, cgroup: Option<BorrowedFd<'_>>) -> io::Result<Op
     Ok(Pid::from_raw(check(result)? as i32))
 }
 
-fn thread_count() -> usize {
-    std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count)
+/// The same, where namespaces of users and of network, in this order, are there already and all others belong to these users.
+pub(super) fn clone_inside(
+    there: [OwnedFd; 2],
+    flags: u64,
+    cgroup: Option<BorrowedFd<'_>>,
+) -> io::Result<Option<Pid>> {
+    use rustix::pipe::{PipeFlags, pipe_with};
+    be_alone()?;
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC)?;
+    // Whoever enters them has no rights of the host's any more. So a copy does, and makes the one that is wanted, which is
+    // our own child.
+    if fork()?.is_some() {
+        drop(writer);
+        let mut told = [0; 4];
+        let len = rustix::io::read(&reader, &mut told)?;
+        // That it is ours lets it end when we do.
+        mem::forget(reader);
+        return match i32::from_ne_bytes(told) {
+            _ if len != told.len() => Err(io::Error::other("who was to make it ended")),
+            error @ ..0 => Err(io::Error::from_raw_os_error(-error)),
+            pid => Ok(Pid::from_raw(pid)),
+        };
+    }
+    let made = enter(&there).and_then(|()| clone_beside(flags, cgroup));
+    let told = match made {
+        Ok(None) => return Ok(None),
+        Ok(Some(pid)) => pid.as_raw_nonzero().get(),
+        Err(err) => -err.raw_os_error().unwrap_or(libc::EIO),
+    };
+    end_later(&writer, told)
+}
+
+/// Tells a number, and ends when nobody is left who could read another: to end takes as long as to be made, and whoever was
+/// told needs the processor now.
+fn end_later(writer: &OwnedFd, told: i32) -> ! {
+    use rustix::event::{PollFd, PollFlags, poll};
+    let _ = rustix::stdio::dup2_stdin(writer);
+    // Nothing of what we were copied with is kept from anybody.
+    close_from(1);
+    let writer = take_fd(0);
+    let _ = rustix::io::write(&writer, &told.to_ne_bytes());
+    let mut fds = [PollFd::new(&writer, PollFlags::empty())];
+    while let Err(rustix::io::Errno::INTR) = poll(&mut fds, None) {}
+    // SAFETY: ends this process without anything that the program registered for its end.
+    unsafe { libc::_exit(0) }
+}
+
+fn enter([users, network]: &[OwnedFd; 2]) -> io::Result<()> {
+    use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+    move_into_link_name_space(users.as_fd(), Some(LinkNameSpaceType::User))?;
+    Ok(move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?)
+}
+
+fn be_alone() -> io::Result<()> {
+    use std::os::unix::fs::MetadataExt as _;
+    // As any directory it has two links, and one for each that is in it.
+    match std::fs::metadata("/proc/self/task") {
+        Ok(tasks) if tasks.nlink() != 2 + 1 => {
+            Err(io::Error::other("a process with several threads must not be copied"))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Leaves namespaces of the given kinds for new ones.

@@ -27,9 +27,9 @@ use rustix::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use super::{
-    Fds, Isolation, LaunchSpec, Ours, Overlays, Told, attend, begin, get_rid, join, let_begin,
-    namespaces, serve, settle_in, shared_memory, spawner_overlays, sys_for, take_name,
-    tell_failure, told,
+    Fds, Home, Isolation, LaunchSpec, Ours, Overlays, Told, attend, bear, begin_at, get_rid, join,
+    let_begin, serve, settle_in, shared_memory, spawner_overlays, sys_for, take_name, tell_failure,
+    told,
 };
 use crate::driver::local::{
     cgroup::Cgroup,
@@ -188,16 +188,18 @@ impl<'a> Blank<'a> {
         let plan = super::plan(shared, images)?;
         let (ours, theirs) = wire::pair().doing("launch")?;
         let cgroup: Option<BorrowedFd<'_>> = cgroup.map(|fd| fd.as_fd());
-        match sys::clone(namespaces(isolation, network), cgroup).doing("create namespaces")? {
+        let (born, home) = bear(isolation, network, shared, cgroup)?;
+        match born {
             None => {
                 drop(ours);
-                let Err(failure) = live(isolation, &furniture, &theirs, plan.as_ref(), patience);
+                let begins = Begins { isolation, home, patience };
+                let Err(failure) = live(begins, &furniture, &theirs, plan.as_ref());
                 tell_failure(&theirs, failure)
             }
             Some(pid) => {
                 let blank = Self { pid, child: ours, plan, patience };
                 drop((theirs, furniture));
-                let began = let_begin(isolation, pid, &blank.child);
+                let began = let_begin(isolation, &home, pid, &blank.child);
                 began.inspect_err(|_| blank.end()).map(|()| blank)
             }
         }
@@ -262,17 +264,23 @@ impl<'a> Blank<'a> {
 /// Of how many overlays a sandbox can be made of a blank: their descriptors go with others in one message.
 pub(in super::super) const OVERLAYS_MAX: usize = FDS_MAX - 6;
 
+/// As what a child begins.
+struct Begins {
+    isolation: Isolation,
+    home: Home,
+    patience: Patience,
+}
+
 /// The child's side: it returns only to fail.
 fn live(
-    isolation: Isolation,
+    Begins { isolation, home, patience }: Begins,
     furniture: &Furniture,
     launcher: &OwnedFd,
     plan: Option<&Plan<'_>>,
-    patience: Patience,
 ) -> Result<std::convert::Infallible, Failure> {
     sys::restore_signals();
-    begin(isolation, furniture.own_network, launcher)?;
-    let stage = Stage::enter(furniture)?;
+    let floor = begin_at(home, isolation, furniture.own_network, launcher)?;
+    let stage = Stage::enter(furniture, floor)?;
     let terminals = settle_in()?;
     wire::send(launcher, &Told::Ready, &[]).doing("launch")?;
     let order = patience.receive::<Adoption>(launcher).doing("wait for an order")?;
