@@ -278,7 +278,12 @@ fn stand_by(
     // Whoever asked waits, and all of it goes with this process.
     let mut begun = ManuallyDrop::new(prepared.map(|()| None));
     loop {
-        match wire::receive_soon::<Work>(&driver) {
+        // What was born waits too. Where nothing was, others need the processor.
+        let told = match &*begun {
+            Ok(Some(_)) => wire::receive_soon::<Work>(&driver),
+            _ => wire::receive(&driver),
+        };
+        match told {
             Ok(Some((Work::Birth(birth), fds))) => {
                 let born = || Blank::born(&birth, kind, shared, fds.first()).map(Some);
                 begun = ManuallyDrop::new(ManuallyDrop::into_inner(begun).and_then(|_| born()));
