@@ -170,36 +170,40 @@ pub(super) fn serve() -> ! {
             Order::Sweep { store: path, cgroups } => {
                 store = Some(path);
                 shared.forget_images();
-                in_a_copy(processors, || {
+                in_a_copy(&shared, processors, || {
                     sweep(&cgroups);
                     let_go_later(fds);
                 });
             }
             Order::StandBy(ready) => {
                 let prepared = shared.prepare(ready.isolation, &ready.images);
-                in_a_copy(processors, || stand_by(&ready, prepared, &shared, fds));
-                if ready.own_network {
-                    shared.give_spare(ready.isolation);
+                let work = || stand_by(&ready, prepared, &shared, fds);
+                match ready.own_network {
+                    true => {
+                        in_a_copy_with_spare(processors, work);
+                        shared.give_spare(ready.isolation);
+                    }
+                    false => in_a_copy(&shared, processors, work),
                 }
                 store = ready.store.or(store);
             }
             Order::Blank(spec) => {
                 let prepared = shared.prepare(spec.shape.isolation, &spec.shape.images);
-                in_a_copy(processors, || blank::keep(&spec, prepared, &shared, fds));
-                shared.give_spare(spec.shape.isolation);
+                // Nobody waits for it: the spare is for somebody else.
+                in_a_copy(&shared, processors, || blank::keep(&spec, prepared, &shared, fds));
             }
-            Order::Merge(work) => in_a_copy(processors, || {
+            Order::Merge(work) => in_a_copy(&shared, processors, || {
                 let _ = rustix::process::nice(19);
                 // If it fails, a chain stays as long as it is.
                 let _ = work.run();
             }),
             // Whoever needs it meanwhile waits for this, so it is as quick as others.
-            Order::Unpack { store, layer } => in_a_copy(processors, || {
+            Order::Unpack { store, layer } => in_a_copy(&shared, processors, || {
                 let _ = rustix::thread::nanosleep(&LATER);
                 // If it fails, whoever needs the layer is told.
                 let _ = LayerStore::open_made(&store).and_then(|store| store.layer(&layer));
             }),
-            Order::Layers { store, work } => in_a_copy(processors, || {
+            Order::Layers { store, work } => in_a_copy(&shared, processors, || {
                 answer(fds, |fds| Ok((switch::on_layers(&store, &work, fds)?, ())));
             }),
         }
@@ -243,7 +247,15 @@ fn set_of(numbers: &[usize]) -> CpuSet {
     set
 }
 
-fn in_a_copy(processors: Option<CpuSet>, work: impl FnOnce()) {
+/// Which keeps nothing that is made for somebody else.
+fn in_a_copy(shared: &Shared, processors: Option<CpuSet>, work: impl FnOnce()) {
+    in_a_copy_with_spare(processors, || {
+        drop(shared.take_spare());
+        work();
+    });
+}
+
+fn in_a_copy_with_spare(processors: Option<CpuSet>, work: impl FnOnce()) {
     // If it fails, whoever asked sees the connection close without an answer.
     if let Ok(None) = sys::fork() {
         if let Some(processors) = processors {
