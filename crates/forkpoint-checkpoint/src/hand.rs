@@ -36,20 +36,21 @@ pub(crate) struct Reins {
 }
 
 impl Held {
-    /// Makes room for scripts, one for each task.
+    /// Makes room for scripts, one for each task, wherever there is some.
     pub(crate) fn open(&mut self, reins: Reins) -> io::Result<()> {
-        self.begin_to_open(reins)?;
+        self.begin_to_open(reins, None)?;
         self.end_to_open()
     }
 
     /// Has it made. Several processes may be at it at once.
-    pub(crate) fn begin_to_open(&mut self, reins: Reins) -> io::Result<()> {
+    pub(crate) fn begin_to_open(&mut self, reins: Reins, at: Option<u64>) -> io::Result<()> {
         self.lead(reins, (0, 0))?;
         let len = self.area_len();
-        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        let access = libc::PROT_READ | libc::PROT_WRITE;
-        let map = Call::new(libc::SYS_mmap, &[0, len, access as u64, flags as u64, u64::MAX, 0]);
-        self.send_on_errand(&map)
+        let fixed = at.map_or(0, |_| libc::MAP_FIXED_NOREPLACE);
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | fixed;
+        let (start, access) = (at.unwrap_or(0), libc::PROT_READ | libc::PROT_WRITE);
+        let args = [start, len, access as u64, flags as u64, u64::MAX, 0];
+        self.send_on_errand(&Call::new(libc::SYS_mmap, &args))
     }
 
     pub(crate) fn end_to_open(&mut self) -> io::Result<()> {
@@ -58,7 +59,7 @@ impl Held {
         Ok(())
     }
 
-    fn area_len(&self) -> u64 {
+    pub(crate) fn area_len(&self) -> u64 {
         LEADER_SLOT + THREAD_SLOT * self.tasks.len() as u64
     }
 

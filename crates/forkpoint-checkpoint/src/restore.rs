@@ -52,7 +52,7 @@ use self::{
     numbers::Numbers,
 };
 pub(crate) use self::{
-    assemble::{advise, anonymous_flags, record_locks},
+    assemble::{advise, anonymous_flags, around, hole, record_locks},
     files::look_up,
     opener::open_again,
     watches::watch_again,

@@ -82,10 +82,14 @@ fn whole_len(whole: Whole<'_>, eager: &[Vec<Piece>]) -> u64 {
     Room::DATA + (threads as u64 + leader_len(whole, eager)).next_multiple_of(PAGE)
 }
 
+/// With what is kept free on both sides.
+pub(crate) fn around(mapping: &Mapping) -> Range {
+    (mapping.start.saturating_sub(MARGIN), mapping.end + MARGIN)
+}
+
 /// Room that neither the image nor this process uses.
-fn hole(len: u64, alive: &Alive, taken: &[Range]) -> Option<u64> {
+pub(crate) fn hole(len: u64, alive: &Alive, taken: &[Range]) -> Option<u64> {
     let mut all: Vec<Range> = taken.to_vec();
-    let around = |mapping: &Mapping| (mapping.start.saturating_sub(MARGIN), mapping.end + MARGIN);
     all.extend(alive.mappings.iter().map(around));
     all.extend(alive.space.vdso.map(|start| (start, start + KERNEL_PAGES)));
     all.sort_unstable();

@@ -18,6 +18,7 @@ use crate::{
     freeze::Held,
     image::{Alive, Chain, Mapping},
     mounts::Names,
+    restore,
     script::Script,
     sys::{PAGE, ptrace, task},
     track::Tracker,
@@ -30,6 +31,8 @@ pub(super) struct Going<'a> {
     /// Children of it that are ended.
     ended: Vec<i32>,
     limits: Vec<(u64, u64)>,
+    /// Where its scripts are to be: where nothing is now, nor when it is what it was.
+    room: u64,
     /// None where something is mapped otherwise than it was: the heap goes back first, and then it is looked at.
     memory: Option<MemoryPlan>,
 }
@@ -67,6 +70,9 @@ impl<'a> Going<'a> {
             let why = "has given up limits, which only a new process can have again";
             return Err(not_in_place(format!("process {pid} (`{name}`) {why}")));
         }
+        let taken: Vec<_> = now.iter().map(restore::around).collect();
+        let room = restore::hole(held.area_len(), alive, &taken);
+        let room = room.ok_or_else(|| not_in_place("there is no room to lead it"))?;
         let pid = *pid;
         let memory = match is_mapped_as(was, now) {
             true => Some(look_at_memory(held, pid, alive, now, tracker.is_some())?),
@@ -74,7 +80,7 @@ impl<'a> Going<'a> {
         };
         let children = new.iter().filter(|(_, parent)| *parent == pid);
         let ended = children.map(|(child, _)| *child).collect();
-        Ok(Self { draft, alive, ended, limits, memory })
+        Ok(Self { draft, alive, ended, limits, room, memory })
     }
 
     pub(super) fn pid(&self) -> i32 {
@@ -83,7 +89,7 @@ impl<'a> Going<'a> {
 
     pub(super) fn begin_to_open(&self, held: &mut Held) -> Result<()> {
         let reins = self.draft.reins.clone().ok_or(Error::Ended { pid: self.pid() })?;
-        held.begin_to_open(reins).doing("lead the steps", self.pid())
+        held.begin_to_open(reins, Some(self.room)).doing("lead the steps", self.pid())
     }
 
     /// Starts all that it can do by itself.

@@ -299,6 +299,66 @@ fn a_heap_that_took_the_place_of_other_memory_goes_back() {
 }
 
 /// What was written since is still known when nothing came of it.
+/// Gives memory away, and with it the place where the kernel puts what is mapped next.
+const AWAY: &str = "
+import ctypes, mmap, os, sys, time
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+LEN = LENGTH << 10
+at = libc.mmap(None, LEN, 3, 0x22, -1, 0)
+ctypes.memset(at, ord('a'), LEN)
+while True:
+    if os.path.exists('/mnt/go'):
+        libc.munmap(at, LEN)
+        os.remove('/mnt/go')
+    if os.path.exists('/mnt/ask'):
+        os.remove('/mnt/ask')
+        there = ctypes.string_at(at, LEN)
+        open('/mnt/now.new', 'w').write(f'{chr(there[0])} {there.count(there[0])}.')
+        os.rename('/mnt/now.new', '/mnt/now')
+    time.sleep(0.001)
+";
+
+/// What we have the process do is not where its own memory goes back to.
+#[test]
+fn memory_that_was_given_away_goes_back() {
+    // Of the first, what is ours takes a part, and of the last all.
+    for kib in [64, 1 << 10, 4 << 10, 4200, 32 << 10] {
+        for is_tracked in [true, false] {
+            let mut place = Place::new();
+            let sandbox = place.python(&AWAY.replace("LENGTH", &kib.to_string()));
+            let ask = |place: &Place| {
+                place.put("now", "");
+                place.put("ask", "");
+                until("it tells", || Some(place.read("now")).filter(|text| text.ends_with('.')))
+            };
+            let whole = format!("a {}.", kib << 10);
+            assert_eq!(ask(&place), whole);
+            let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+            let mut tracker = Tracker::new();
+            let captured = at_rest(|| match is_tracked {
+                true => tracker.capture(&tree, &spec, || Ok(())).unwrap(),
+                false => capture(&tree, &spec, || Ok(())).unwrap(),
+            });
+            tracker.note(place.write(&captured));
+            let chain = Chain::open(place.images.clone()).unwrap();
+            for round in 0..3 {
+                place.put("go", "");
+                until("it is given away", || (!place.work().join("go").exists()).then_some(()));
+                let done = match is_tracked {
+                    true => tracker.rollback(&tree, &chain, &spec, || Ok(())),
+                    false => rollback(&tree, &chain, &spec, || Ok(())),
+                };
+                let what = format!("{kib} KiB, round {round}, tracked: {is_tracked}");
+                assert!(done.is_ok(), "{what}: {done:?}");
+                assert_eq!(ask(&place), whole, "{what}");
+            }
+        }
+    }
+}
+
 #[test]
 fn a_rollback_that_was_refused_takes_no_notes() {
     struct Unfit;
