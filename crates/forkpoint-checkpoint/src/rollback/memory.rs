@@ -156,6 +156,10 @@ impl MemoryPlan {
         }
         let Some(written) = written_so_far(&self.pagemap, span)? else {
             match run {
+                // Something else was mapped in its place, and looks the same.
+                [one] if matches!(first.kind, MappingKind::Anonymous { .. }) => {
+                    self.anew.push(*one);
+                }
                 [_] => {
                     let why = format!("memory at {:#x} is not tracked any more", first.start);
                     self.unfit = Some(why);

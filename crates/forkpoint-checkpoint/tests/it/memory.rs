@@ -23,21 +23,27 @@ libc = ctypes.CDLL(None, use_errno=True)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 for f in (libc.munmap, libc.mprotect, libc.madvise): f.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+libc.mremap.restype = ctypes.c_void_p
+libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
 r = random.Random(int(open('/mnt/seed').read()))
-regions, files, pipes = [], [], []
+# What is ours alone, and in no file, is in `own` too.
+regions, own, files, pipes = [], set(), [], []
+def add(start, size, mine=False):
+    regions.append((start, size))
+    (own.add if mine else own.discard)((start, size))
 rounds = 0
 def more(*_):
     global rounds
     rounds += 1
     # What is unmapped and not ours alone does not come back in place.
-    for _ in range(40): step(9, r.choice([0, 2, 3, 5, 6, 8, 9] if rounds == 1 else [0, 2, 3, 8]))
+    for _ in range(40): step(9, r.choice([0, 2, 3, 5, 6, 8, 9, 15, 16, 17] if rounds == 1 else [0, 2, 3, 8, 15, 16, 17]))
     open(f'/mnt/more{rounds}-{os.getpid()}', 'w').write('1')
 signal.signal(signal.SIGTERM, more)
 def step(depth, what=None):
-    if what is None: what = r.randrange(15)
+    if what is None: what = r.randrange(18)
     if what <= 1:
-        size = r.randrange(1, 64) * 4096
-        regions.append((libc.mmap(None, size, 3, 0x22, -1, 0), size))
+        size = r.randrange(1, r.choice([64, 64, 64, 2048])) * 4096
+        add(libc.mmap(None, size, 3, 0x22, -1, 0), size, True)
     elif what <= 4 and regions:
         start, size = r.choice(regions)
         for _ in range(r.randrange(1, 12)):
@@ -52,20 +58,20 @@ def step(depth, what=None):
     elif what == 7:
         name = f'/mnt/f{r.randrange(5)}'
         f = os.open(name, os.O_RDWR | os.O_CREAT); os.write(f, r.randbytes(r.randrange(9000))); files.append(f)
-        if r.randrange(2): regions.append((libc.mmap(None, 8192, 3, 2, f, 0), 4096))
+        if r.randrange(2): add(libc.mmap(None, 8192, 3, 2, f, 0), 4096)
     elif what == 8 and regions:
         start, size = r.choice(regions)
         libc.madvise(start, 4096, 4)
     elif what == 9:
         size = r.randrange(1, 32) * 4096
-        regions.append((libc.mmap(None, size, 3, 0x21, -1, 0), size))
+        add(libc.mmap(None, size, 3, 0x21, -1, 0), size)
     elif what == 10:
         f = os.memfd_create(f'm{r.randrange(9)}'); os.ftruncate(f, 65536); os.pwrite(f, r.randbytes(99), r.randrange(60000))
-        regions.append((libc.mmap(None, 65536, 3, r.choice([1, 2]), f, 0), 65536))
+        add(libc.mmap(None, 65536, 3, r.choice([1, 2]), f, 0), 65536)
         files.append(f)
     elif what == 11:
         f = os.open(f'/dev/shm/s{r.randrange(4)}', os.O_RDWR | os.O_CREAT); os.ftruncate(f, 32768)
-        regions.append((libc.mmap(None, 32768, 3, r.choice([1, 2]), f, 0), 32768))
+        add(libc.mmap(None, 32768, 3, r.choice([1, 2]), f, 0), 32768)
         files.append(f)
     elif what == 12 and files:
         f = r.choice(files)
@@ -78,6 +84,17 @@ def step(depth, what=None):
         reader, writer = os.pipe(); os.write(writer, r.randbytes(r.randrange(3000))); pipes.append((reader, writer))
     elif what == 14:
         time.sleep(r.random() / 500)
+    elif what >= 15 and any(region in own for region in regions):
+        start, size = r.choice([region for region in regions if region in own])
+        regions.remove((start, size))
+        page, most = r.choice([0, r.randrange(size // 4096)]), size // 4096
+        part = (start + page * 4096, r.randrange(1, most - page + 1) * 4096)
+        if what == 15: libc.munmap(*part, 0)
+        elif what == 16: libc.mprotect(*part, r.choice([0, 1, 3]))
+        else:
+            size, more = part[1], part[1] + r.randrange(64) * 4096
+            start = libc.mremap(part[0], size, more, 1)
+            if start != ctypes.c_void_p(-1).value: add(start, more, True)
     if r.randrange(25) == 0 and depth < 3 and os.fork() == 0:
         depth += 1
         r.seed(r.randrange(1 << 30) + depth)
