@@ -14,7 +14,7 @@ const READ: u32 = 1;
 pub(crate) fn populated(pagemap: &File, mapping: &Mapping, range: Range) -> io::Result<Vec<Range>> {
     let mut found = Vec::new();
     if let Some(query) = query(mapping) {
-        memory::scan(pagemap, range, query, &mut found)?;
+        memory::scan_at_rest(pagemap, range, query, &mut found)?;
     }
     Ok(found)
 }
@@ -113,4 +113,74 @@ fn read_forced(memory: &File, wanted: &[Range], block: &mut [u8]) -> io::Result<
         rest = later;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs,
+        sync::{
+            Arc,
+            atomic::{AtomicBool, Ordering},
+        },
+        thread,
+    };
+
+    use super::*;
+    use crate::sys::PAGE;
+
+    /// Has the kernel move pages, to have large pieces free, as long as this lives.
+    struct Moving(Arc<AtomicBool>);
+
+    impl Moving {
+        fn begin() -> Self {
+            let ended = Arc::new(AtomicBool::new(false));
+            let seen = ended.clone();
+            thread::spawn(move || {
+                while !seen.load(Ordering::Relaxed) {
+                    fs::write("/proc/sys/vm/compact_memory", "1").unwrap();
+                }
+            });
+            Self(ended)
+        }
+    }
+
+    impl Drop for Moving {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_page_on_its_way_is_there() {
+        const LEN: usize = 64 << 20;
+        let pagemap = File::open("/proc/self/pagemap").unwrap();
+        let _moving = Moving::begin();
+        let mut kept = Vec::new();
+        for round in 0..8 {
+            // Pages with as much free between them are worth moving, once: these are kept from those that come later.
+            let (mut ours, mut between) = (vec![0_u8; LEN], vec![0_u8; LEN]);
+            for at in (0..LEN).step_by(PAGE as usize) {
+                (ours[at], between[at]) = (1, 1);
+            }
+            drop(between);
+            let start = (ours.as_ptr() as u64).next_multiple_of(PAGE);
+            let range = (start, start + LEN as u64 - PAGE);
+            let mapping = Mapping {
+                start: range.0,
+                end: range.1,
+                access: 3,
+                kind: MappingKind::Anonymous { grows_down: false },
+                pages: Vec::new(),
+                stored: Vec::new(),
+                advice: Vec::new(),
+                guards: Vec::new(),
+                droppable: false,
+            };
+            for _ in 0..300 {
+                assert_eq!(populated(&pagemap, &mapping, range).unwrap(), [range], "round {round}");
+            }
+            kept.push(ours);
+        }
+    }
 }

@@ -4,9 +4,11 @@ use std::{
     io,
     os::fd::{AsFd, AsRawFd as _, FromRawFd as _, OwnedFd},
     ptr,
+    time::Duration,
 };
 
-use super::{PAGE, check, step};
+use super::{Deadline, PAGE, Patience, check, step};
+use crate::ranges::{self, Range};
 
 /// The kernel takes so many pieces at once.
 const VECTOR_MAX: usize = 1024;
@@ -131,25 +133,27 @@ pub(crate) struct Query {
 const WRITTEN: u64 = 1 << 1;
 const FILE: u64 = 1 << 2;
 const PRESENT: u64 = 1 << 3;
+const SWAPPED: u64 = 1 << 4;
 const ZERO: u64 = 1 << 5;
 const GUARD: u64 = 1 << 8;
 const PROTECT: u64 = 1;
 const MUST_BE_TRACKED: u64 = 2;
 
+/// What is there, or looks as if it were swapped: [`scan_at_rest`] knows what that is.
+const PERHAPS: u64 = PRESENT | SWAPPED;
+
 /// Pages of memory without a file. Asking about files looks up each page, and so is apart.
-///
-/// Swapped pages are not asked for: a page that was never there and is tracked looks like one.
 pub(crate) const ANONYMOUS: Query =
-    Query { flags: 0, inverted: ZERO, mask: ZERO, any_of: PRESENT, wanted: PRESENT };
+    Query { flags: 0, inverted: ZERO, mask: ZERO, any_of: PERHAPS, wanted: PERHAPS };
 /// Private copies of pages of a file.
 pub(crate) const COPIED: Query =
-    Query { flags: 0, inverted: ZERO | FILE, mask: ZERO | FILE, any_of: PRESENT, wanted: PRESENT };
+    Query { flags: 0, inverted: ZERO | FILE, mask: ZERO | FILE, any_of: PERHAPS, wanted: PERHAPS };
 /// Pages that nobody may touch.
 pub(crate) const GUARDS: Query =
     Query { flags: 0, inverted: 0, mask: GUARD, any_of: 0, wanted: GUARD };
 /// Whatever is there, empty pages too.
 pub(crate) const THERE: Query =
-    Query { flags: 0, inverted: 0, mask: PRESENT, any_of: 0, wanted: PRESENT };
+    Query { flags: 0, inverted: 0, mask: 0, any_of: PERHAPS, wanted: PERHAPS };
 /// Written since the last time, and tracked from now on again. Also what was thrown away since.
 pub(crate) const WRITTEN_SINCE: Query = Query {
     flags: PROTECT | MUST_BE_TRACKED,
@@ -191,9 +195,61 @@ const PAGEMAP_SCAN: libc::Ioctl = 0xc060_6610;
 /// Ranges of pages in `range` that `query` asks for, in order and joined where they touch.
 pub(crate) fn scan(
     pagemap: impl AsFd,
-    range: (u64, u64),
+    range: Range,
     query: &Query,
-    found: &mut Vec<(u64, u64)>,
+    found: &mut Vec<Range>,
+) -> io::Result<()> {
+    regions(&pagemap, range, query, |region, _| join(found, region))
+}
+
+/// The same for queries of what is there. While the kernel moves a page from one place to another, as it does at any time
+/// to have large pieces free, the page is not there and looks as if it were swapped: that is waited for.
+pub(crate) fn scan_at_rest(
+    pagemap: impl AsFd,
+    range: Range,
+    query: &Query,
+    found: &mut Vec<Range>,
+) -> io::Result<()> {
+    const LONG: Duration = Duration::from_secs(2);
+    let (limit, mut patience) = (Deadline::after(LONG), Patience::default());
+    let mut there = Vec::new();
+    let mut left = vec![range];
+    loop {
+        let mut away = Vec::new();
+        for range in left {
+            let list = |region, categories: u64| match categories & SWAPPED {
+                0 => join(&mut there, region),
+                _ => join(&mut away, region),
+            };
+            regions(&pagemap, range, query, list)?;
+        }
+        left = moving(&pagemap, &away)?;
+        if left.is_empty() {
+            break;
+        }
+        if limit.passed() {
+            return Err(io::Error::other("a part of it was swapped out meanwhile; try again"));
+        }
+        patience.wait();
+    }
+    // What was waited for came last.
+    ranges::either(&there, &[]).into_iter().for_each(|range| join(found, range));
+    Ok(())
+}
+
+fn join(ranges: &mut Vec<Range>, (start, end): Range) {
+    match ranges.last_mut() {
+        Some(last) if last.1 == start => last.1 = end,
+        _ => ranges.push((start, end)),
+    }
+}
+
+/// Tells of each range with what it is of all that `query` wants to be told.
+fn regions(
+    pagemap: impl AsFd,
+    range: Range,
+    query: &Query,
+    mut tell: impl FnMut(Range, u64),
 ) -> io::Result<()> {
     let mut regions = [Region::default(); 512];
     let mut start = range.0;
@@ -218,15 +274,12 @@ pub(crate) fn scan(
         let count = match count {
             // Linux before 6.7 tells of each page by itself.
             Err(err) if err.raw_os_error() == Some(libc::ENOTTY) => {
-                return scan_slowly(pagemap, range, query, found);
+                return regions_slowly(pagemap, range, query, tell);
             }
             count => count?,
         };
         for region in &regions[..(count as usize).min(512)] {
-            match found.last_mut() {
-                Some(last) if last.1 == region.start => last.1 = region.end,
-                _ => found.push((region.start, region.end)),
-            }
+            tell((region.start, region.end), region.categories);
         }
         if args.walk_end <= start {
             break;
@@ -236,16 +289,13 @@ pub(crate) fn scan(
     Ok(())
 }
 
-/// As [`scan`], page by page. Empty pages count as pages, and nothing is known of guards or writes.
-fn scan_slowly(
+/// As [`regions`], page by page. Empty pages count as pages, and nothing is known of guards or writes.
+fn regions_slowly(
     pagemap: impl AsFd,
-    (start, end): (u64, u64),
+    range: Range,
     query: &Query,
-    found: &mut Vec<(u64, u64)>,
+    mut tell: impl FnMut(Range, u64),
 ) -> io::Result<()> {
-    const IS_PRESENT: u64 = 1 << 63;
-    const IS_FILE: u64 = 1 << 61;
-    const AT_ONCE: usize = 4096;
     if query.mask & WRITTEN != 0 {
         return Err(io::ErrorKind::Unsupported.into());
     }
@@ -253,6 +303,64 @@ fn scan_slowly(
         return Ok(());
     }
     let not_of_files = query.inverted & FILE != 0;
+    entries(pagemap, range, |page, entry| {
+        if !(not_of_files && entry.is_file()) && (entry.is_present() || entry.is_swapped()) {
+            tell(page, if entry.is_present() { PRESENT } else { SWAPPED });
+        }
+    })
+}
+
+/// What `/proc/PID/pagemap` says of a page.
+#[derive(Clone, Copy)]
+struct Entry(u64);
+
+impl Entry {
+    fn has(self, bit: u32) -> bool {
+        self.0 & 1 << bit != 0
+    }
+
+    fn is_present(self) -> bool {
+        self.has(63)
+    }
+
+    fn is_swapped(self) -> bool {
+        self.has(62)
+    }
+
+    fn is_file(self) -> bool {
+        self.has(61)
+    }
+
+    /// What stands where no page is, because it is tracked or nobody may touch it.
+    fn is_marker(self) -> bool {
+        const KIND: u64 = (1 << 5) - 1;
+        const MARKER: u64 = 31;
+        let place = self.0 & ((1 << 55) - 1);
+        // Which it is the kernel tells only to root of the host. Others see that it is tracked, or a guard.
+        let is_likely = self.has(57) || self.has(58);
+        if place == 0 { is_likely } else { place & KIND == MARKER }
+    }
+}
+
+/// Of pages that are not there, those that are on their way, or have come meanwhile.
+fn moving(pagemap: impl AsFd, away: &[Range]) -> io::Result<Vec<Range>> {
+    let mut moving = Vec::new();
+    for range in away {
+        entries(&pagemap, *range, |page, entry| {
+            if entry.is_present() || entry.is_swapped() && !entry.is_marker() {
+                join(&mut moving, page);
+            }
+        })?;
+    }
+    Ok(moving)
+}
+
+fn entries(
+    pagemap: impl AsFd,
+    (start, end): Range,
+    mut tell: impl FnMut(Range, Entry),
+) -> io::Result<()> {
+    const AT_ONCE: usize = 4096;
     let mut buffer = [0; 8 * AT_ONCE];
     let mut page = start / PAGE;
     while page < end / PAGE {
@@ -262,16 +370,8 @@ fn scan_slowly(
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         for entry in buffer[..len].as_chunks::<8>().0 {
-            let entry = u64::from_ne_bytes(*entry);
-            let at = page * PAGE;
+            tell((page * PAGE, (page + 1) * PAGE), Entry(u64::from_ne_bytes(*entry)));
             page += 1;
-            if entry & IS_PRESENT == 0 || not_of_files && entry & IS_FILE != 0 {
-                continue;
-            }
-            match found.last_mut() {
-                Some(last) if last.1 == at => last.1 = at + PAGE,
-                _ => found.push((at, at + PAGE)),
-            }
         }
     }
     Ok(())
