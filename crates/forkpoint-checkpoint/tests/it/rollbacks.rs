@@ -7,7 +7,7 @@ use std::{
 };
 
 use forkpoint_checkpoint::{
-    CaptureSpec, Captured, Chain, Error, Files, Tracker, Tree, bare::Bare, capture,
+    CaptureSpec, Captured, Chain, Error, Files, RolledBack, Tracker, Tree, bare::Bare, capture,
     image::Snapshot, rollback,
 };
 
@@ -203,6 +203,38 @@ fn tells(place: &Place, text: &[u8; 9]) {
     std::fs::remove_dir(place.work().join(name)).unwrap();
 }
 
+/// Somebody at one moment, and the way back there: with notes of what was written since, or without.
+struct Moment {
+    tree: Tree,
+    tracker: Option<Tracker>,
+    chain: Chain,
+}
+
+impl Moment {
+    fn of(place: &mut Place, sandbox: &Bare, is_tracked: bool) -> Self {
+        let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
+        let mut tracker = is_tracked.then(Tracker::new);
+        let captured = at_rest(|| match &mut tracker {
+            Some(tracker) => tracker.capture(&tree, &spec, || Ok(())).unwrap(),
+            None => capture(&tree, &spec, || Ok(())).unwrap(),
+        });
+        let id = place.write(&captured);
+        if let Some(tracker) = &mut tracker {
+            tracker.note(id);
+        }
+        Self { tree, tracker, chain: Chain::open(place.images.clone()).unwrap() }
+    }
+
+    fn back(&mut self) -> Result<RolledBack, Error> {
+        let Self { tree, tracker, chain } = self;
+        let spec = CaptureSpec::default();
+        match tracker {
+            Some(tracker) => tracker.rollback(tree, chain, &spec, || Ok(())),
+            None => rollback(tree, chain, &spec, || Ok(())),
+        }
+    }
+}
+
 /// As a library's tables are, which only its loader writes to.
 #[test]
 fn what_may_only_be_read_then_and_now_goes_back() {
@@ -227,18 +259,11 @@ while True:
         let mut place = Place::new();
         let sandbox = place.python(PROTECTED);
         tells(&place, b"first\0\0\0\0");
-        let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
-        let mut tracker = Tracker::new();
-        let captured = tracker.capture(&tree, &spec, || Ok(())).unwrap();
-        tracker.note(place.write(&captured));
-        let chain = Chain::open(place.images.clone()).unwrap();
+        let mut moment = Moment::of(&mut place, &sandbox, tracked);
         place.put("go", "");
         until("it is written", || (!place.work().join("go").exists()).then_some(()));
         tells(&place, b"othermore");
-        match tracked {
-            true => tracker.rollback(&tree, &chain, &spec, || Ok(())).unwrap(),
-            false => rollback(&tree, &chain, &spec, || Ok(())).unwrap(),
-        };
+        moment.back().unwrap();
         tells(&place, b"first\0\0\0\0");
     }
 }
@@ -275,21 +300,11 @@ fn a_heap_that_took_the_place_of_other_memory_goes_back() {
         let mut place = Place::new();
         let sandbox = place.python(HEAP);
         until("it runs", || (place.read("now") == "a 65536 0.").then_some(()));
-        let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
-        let mut tracker = Tracker::new();
-        let captured = at_rest(|| match is_tracked {
-            true => tracker.capture(&tree, &spec, || Ok(())).unwrap(),
-            false => capture(&tree, &spec, || Ok(())).unwrap(),
-        });
-        tracker.note(place.write(&captured));
-        let chain = Chain::open(place.images.clone()).unwrap();
+        let mut moment = Moment::of(&mut place, &sandbox, is_tracked);
         for round in 0..3 {
             place.put("want", "");
             until("it grew", || (place.read("now") == "b 65536 65536.").then_some(()));
-            match is_tracked {
-                true => tracker.rollback(&tree, &chain, &spec, || Ok(())).unwrap(),
-                false => rollback(&tree, &chain, &spec, || Ok(())).unwrap(),
-            };
+            moment.back().unwrap();
             place.put("now", "");
             let now =
                 until("it runs", || Some(place.read("now")).filter(|text| text.ends_with('.')));
@@ -298,10 +313,9 @@ fn a_heap_that_took_the_place_of_other_memory_goes_back() {
     }
 }
 
-/// What was written since is still known when nothing came of it.
-/// Gives memory away, and with it the place where the kernel puts what is mapped next.
+/// Gives memory away, and with it the place where the kernel puts what is mapped next, or maps other memory there.
 const AWAY: &str = "
-import ctypes, mmap, os, sys, time
+import ctypes, os, time
 libc = ctypes.CDLL(None)
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t] + [ctypes.c_int] * 3 + [ctypes.c_long]
@@ -312,6 +326,9 @@ ctypes.memset(at, ord('a'), LEN)
 while True:
     if os.path.exists('/mnt/go'):
         libc.munmap(at, LEN)
+        if AGAIN:
+            assert libc.mmap(at, LEN, 3, 0x100022, -1, 0) == at
+            ctypes.memset(at, ord('b'), LEN // 2)
         os.remove('/mnt/go')
     if os.path.exists('/mnt/ask'):
         os.remove('/mnt/ask')
@@ -321,44 +338,51 @@ while True:
     time.sleep(0.001)
 ";
 
+fn gives_away(kib: u64, is_again: bool, is_tracked: bool) {
+    let what = format!("{kib} KiB, mapped again: {is_again}, tracked: {is_tracked}");
+    let mut place = Place::new();
+    let again = if is_again { "True" } else { "False" };
+    let program = AWAY.replace("LENGTH", &kib.to_string()).replace("AGAIN", again);
+    let sandbox = place.python(&program);
+    let ask = |place: &Place| {
+        place.put("now", "");
+        place.put("ask", "");
+        until("it tells", || Some(place.read("now")).filter(|text| text.ends_with('.')))
+    };
+    let whole = format!("a {}.", kib << 10);
+    assert_eq!(ask(&place), whole);
+    let mut moment = Moment::of(&mut place, &sandbox, is_tracked);
+    for round in 0..3 {
+        place.put("go", "");
+        until("it is given away", || (!place.work().join("go").exists()).then_some(()));
+        let done = moment.back();
+        assert!(done.is_ok(), "{what}, round {round}: {done:?}");
+        assert_eq!(ask(&place), whole, "{what}, round {round}");
+    }
+}
+
 /// What we have the process do is not where its own memory goes back to.
 #[test]
 fn memory_that_was_given_away_goes_back() {
-    // Of the first, what is ours takes a part, and of the last all.
+    // Of the first, what is ours could take a part, and of the last all.
     for kib in [64, 1 << 10, 4 << 10, 4200, 32 << 10] {
         for is_tracked in [true, false] {
-            let mut place = Place::new();
-            let sandbox = place.python(&AWAY.replace("LENGTH", &kib.to_string()));
-            let ask = |place: &Place| {
-                place.put("now", "");
-                place.put("ask", "");
-                until("it tells", || Some(place.read("now")).filter(|text| text.ends_with('.')))
-            };
-            let whole = format!("a {}.", kib << 10);
-            assert_eq!(ask(&place), whole);
-            let (tree, spec) = (Tree::below(sandbox.init), CaptureSpec::default());
-            let mut tracker = Tracker::new();
-            let captured = at_rest(|| match is_tracked {
-                true => tracker.capture(&tree, &spec, || Ok(())).unwrap(),
-                false => capture(&tree, &spec, || Ok(())).unwrap(),
-            });
-            tracker.note(place.write(&captured));
-            let chain = Chain::open(place.images.clone()).unwrap();
-            for round in 0..3 {
-                place.put("go", "");
-                until("it is given away", || (!place.work().join("go").exists()).then_some(()));
-                let done = match is_tracked {
-                    true => tracker.rollback(&tree, &chain, &spec, || Ok(())),
-                    false => rollback(&tree, &chain, &spec, || Ok(())),
-                };
-                let what = format!("{kib} KiB, round {round}, tracked: {is_tracked}");
-                assert!(done.is_ok(), "{what}: {done:?}");
-                assert_eq!(ask(&place), whole, "{what}");
-            }
+            gives_away(kib, false, is_tracked);
         }
     }
 }
 
+/// As an allocator does. It looks as before, and nobody noted what was written to it.
+#[test]
+fn memory_in_the_place_of_other_goes_back() {
+    for kib in [64, 4 << 10] {
+        for is_tracked in [true, false] {
+            gives_away(kib, true, is_tracked);
+        }
+    }
+}
+
+/// What was written since is still known when nothing came of it.
 #[test]
 fn a_rollback_that_was_refused_takes_no_notes() {
     struct Unfit;
