@@ -152,7 +152,7 @@ impl Pager {
         let memory = File::options().write(true).open(format!("/proc/{pid}/mem"))?;
         let mut there = Vec::new();
         for range in &lazy.ranges {
-            memory::scan_at_rest(&pagemap, *range, &memory::THERE, &mut there)?;
+            memory::scan_at_rest(&pagemap, *range, &memory::THERE, &[*range], &mut there)?;
         }
         for piece in there.into_iter().flat_map(|range| space.forget(range)) {
             let source = self.sources.get(piece.image).ok_or(io::ErrorKind::NotFound)?;

@@ -9,18 +9,21 @@ use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
 use crate::{
     dump::{
-        memory::{Pages, populated},
+        memory::{Pages, populated, populated_of},
         proc::{Stat, Status},
     },
     freeze::Held,
     image::{Image, ImageId, Mapping, MappingKind, Stored},
     ranges::{self, Range},
-    sys::memory::{self, Query, WRITTEN_SINCE, WRITTEN_SO_FAR},
+    sys::{
+        PAGE,
+        memory::{self, Query, WRITTEN_SINCE, WRITTEN_SO_FAR},
+    },
 };
 
 const WRITE: u32 = 2;
-/// Above so many ranges, asking once for the whole mapping is faster than for each.
-const RANGES_FEW: usize = 64;
+/// To ask once more takes the kernel as long as to walk over so many pages.
+const PAGES_PER_QUESTION: u64 = 64;
 
 /// Remembers a tree between captures. One that is dropped, or whose image was not noted, costs a
 /// full capture the next time, and nothing else.
@@ -319,8 +322,8 @@ fn changed(
         mapping.pages = populated(pagemap, mapping, range)?;
         return Ok(Some(ranges::both(&mapping.pages, &written)));
     }
-    let changed = if written.len() > RANGES_FEW {
-        ranges::both(&populated(pagemap, mapping, range)?, &written)
+    let changed = if written.len() as u64 * PAGES_PER_QUESTION > mapping.len() / PAGE {
+        populated_of(pagemap, mapping, &written)?
     } else {
         let mut changed = Vec::new();
         for range in &written {

@@ -12,9 +12,28 @@ const READ: u32 = 1;
 
 /// Pages of a mapping that differ from what its kind alone would show.
 pub(crate) fn populated(pagemap: &File, mapping: &Mapping, range: Range) -> io::Result<Vec<Range>> {
+    look(pagemap, mapping, range, &[range])
+}
+
+/// Those of a few pages of a mapping, by asking once for all of it.
+pub(crate) fn populated_of(
+    pagemap: &File,
+    mapping: &Mapping,
+    pages: &[Range],
+) -> io::Result<Vec<Range>> {
+    let found = look(pagemap, mapping, (mapping.start, mapping.end), pages)?;
+    Ok(ranges::both(&found, pages))
+}
+
+fn look(
+    pagemap: &File,
+    mapping: &Mapping,
+    range: Range,
+    among: &[Range],
+) -> io::Result<Vec<Range>> {
     let mut found = Vec::new();
     if let Some(query) = query(mapping) {
-        memory::scan_at_rest(pagemap, range, query, &mut found)?;
+        memory::scan_at_rest(pagemap, range, query, among, &mut found)?;
     }
     Ok(found)
 }
@@ -177,8 +196,10 @@ mod tests {
                 guards: Vec::new(),
                 droppable: false,
             };
+            let some = [(start, start + 64 * PAGE), (range.1 - 64 * PAGE, range.1)];
             for _ in 0..300 {
                 assert_eq!(populated(&pagemap, &mapping, range).unwrap(), [range], "round {round}");
+                assert_eq!(populated_of(&pagemap, &mapping, &some).unwrap(), some, "round {round}");
             }
             kept.push(ours);
         }

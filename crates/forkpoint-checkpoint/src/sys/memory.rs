@@ -203,11 +203,13 @@ pub(crate) fn scan(
 }
 
 /// The same for queries of what is there. While the kernel moves a page from one place to another, as it does at any time
-/// to have large pieces free, the page is not there and looks as if it were swapped: that is waited for.
+/// to have large pieces free, the page is not there and looks as if it were swapped: that is waited for, `among` those of
+/// which it matters. To look more closely at what is not there takes long where that is much.
 pub(crate) fn scan_at_rest(
     pagemap: impl AsFd,
     range: Range,
     query: &Query,
+    among: &[Range],
     found: &mut Vec<Range>,
 ) -> io::Result<()> {
     const LONG: Duration = Duration::from_secs(2);
@@ -223,7 +225,7 @@ pub(crate) fn scan_at_rest(
             };
             regions(&pagemap, range, query, list)?;
         }
-        left = moving(&pagemap, &away)?;
+        left = moving(&pagemap, &ranges::both(&away, among))?;
         if left.is_empty() {
             break;
         }
