@@ -99,10 +99,13 @@ impl Host {
             let request = Request::new("POST", path.clone()).json(body.clone());
             self.engine.ask(request.patience(Some(LONG)))
         };
-        // CRIU gives up after ten seconds, on a busy machine also where nothing is wrong. It leaves
-        // everything as it was.
+        // CRIU gives up after ten seconds, also where nothing is wrong: it cannot have a parent stand that was frozen while its
+        // child had not let go of it. It leaves everything as it was.
         let asked = match ask().await {
-            Err(HttpError::Refused { status: 500.., .. }) => ask().await,
+            Err(HttpError::Refused { status: 500.., .. }) => {
+                self.move_on(container).await?;
+                ask().await
+            }
             asked => asked,
         };
         asked.map_err(refused)?;

@@ -1,5 +1,7 @@
 //! A container that stands still: for our own sake, or since somebody wanted it so.
 
+use std::time::Duration;
+
 use forkpoint_core::{
     driver::{DriverError, DriverResult, SandboxState, SnapshotKind},
     id::SandboxId,
@@ -95,6 +97,17 @@ impl Host {
 
     pub(super) async fn release_container(&self, container: &Container) -> DriverResult<()> {
         self.unpause(container).await
+    }
+
+    /// Has what our own pause caught in the middle of something stand still somewhere else. What its user paused stays.
+    pub(super) async fn move_on(&self, container: &Container) -> DriverResult<()> {
+        const MOMENT: Duration = Duration::from_millis(5);
+        if self.read_note(PAUSES, container.id())?.is_none() {
+            return Ok(());
+        }
+        self.unpause(container).await?;
+        tokio::time::sleep(MOMENT).await;
+        self.switch(container, "pause", &[]).await.map_err(failed("pause a container"))
     }
 
     /// Ends our own pause, if it is one.
